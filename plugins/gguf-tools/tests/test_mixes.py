@@ -8,7 +8,7 @@ from mlsys_gguf_tools.types import Mix, file_type
 
 
 def mix(kind: str, **changes: object) -> Mix:
-    options: dict[str, object] = {"architecture": "llama", "num_layers": 32, "num_experts": 0, "has_head": True}
+    options: dict[str, object] = {"num_layers": 32, "num_experts": 0, "has_head": True}
     return Mix(file_type=file_type(kind), **(options | changes))  # type: ignore[arg-type]
 
 
@@ -58,7 +58,6 @@ def test_rows_that_no_super_block_divides(name: str, columns: int, expected: str
 
 def test_a_table_that_is_also_the_head_gets_the_heads_bits() -> None:
     assert mix("Q4_K_M", has_head=False).of("token_embd.weight", (64, 256)).name == "Q6_K"
-    assert mix("Q4_K_M", architecture="falcon").of("output.weight", (64, 256)).name == "Q8_0"
     assert mix("Q4_K_M", num_experts=8).of("blk.9.attn_k.weight", (64, 256)).name == "Q8_0"
 
 

@@ -27,7 +27,6 @@ SHAPE: dict[str, Any] = TOKENS | {
     "initializer_range": 0.2,
 }
 GPT2: dict[str, Any] = TOKENS | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "initializer_range": 0.2}
-OPT: dict[str, Any] = SHAPE | {"ffn_dim": 112, "init_std": 0.2}
 GEMMA2: dict[str, Any] = SHAPE | {
     "head_dim": 32,
     "query_pre_attn_scalar": 24,
@@ -77,7 +76,7 @@ MAMBA2: dict[str, Any] = {
     "chunk_size": 8,
     "initializer_range": 0.3,
 }
-BAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 8}
+MAMBA_PART: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 8}
 GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 56}
 QWEN3_NEXT: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -103,7 +102,6 @@ QWEN3_5: dict[str, Any] = {
         "mrope_interleaved": True,
     }
 }
-BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_range": 0.2}
 COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
 FULL = ["full_attention", "sliding_attention"]
@@ -149,22 +147,6 @@ CASES = {
     ),
     "qwen3": Case("Qwen3", SHAPE | {"head_dim": 32}),
     "qwen3-biases": Case("Qwen3", SHAPE | {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
-    "gpt-neox": Case("GPTNeoX", SHAPE),
-    "gpt-neox-sequential": Case(
-        "GPTNeoX",
-        SHAPE
-        | {"use_parallel_residual": False, "attention_bias": False}
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
-    ),
-    "gpt-neox-sequential-biased": Case("GPTNeoX", SHAPE | {"use_parallel_residual": False}),
-    "opt": Case("OPT", OPT),
-    "opt-post-norm": Case("OPT", OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
-    "opt-bare": Case(
-        "OPT",
-        OPT
-        | {"enable_bias": False, "layer_norm_elementwise_affine": False, "_remove_final_layer_norm": True}
-        | {"activation_function": "gelu", "tie_word_embeddings": False},
-    ),
     "phi3": Case("Phi3", SHAPE | {"sliding_window": 10}),
     "phi3-partial": Case(
         "Phi3",
@@ -237,26 +219,11 @@ CASES = {
     ),
     "olmo2": Case("Olmo2", SMALL | {"rope_parameters": LLAMA3}),
     "olmo2-biased": Case("Olmo2", SMALL | {"attention_bias": True, "num_key_value_heads": 4}),
-    "stablelm": Case("StableLm", SMALL | HALF | {"use_qkv_bias": True}),
-    "stablelm-parallel": Case("StableLm", SMALL | {"use_parallel_residual": True, "qk_layernorm": True}),
-    "starcoder2": Case("Starcoder2", SMALL | {"sliding_window": 11}),
-    "starcoder2-bare": Case("Starcoder2", SMALL | {"use_bias": False, "tie_word_embeddings": False}),
     "cohere": Case("Cohere", SMALL | {"logit_scale": 2.0, "rope_parameters": LINEAR}),
     "cohere-norms": Case("Cohere", SMALL | {"logit_scale": 0.5, "use_qk_norm": True, "attention_bias": True}),
     "cohere2": Case("Cohere2", SMALL | COHERE2),
     "glm": Case("Glm", SMALL | {"head_dim": 32}),
     "glm4": Case("Glm4", SMALL | {"head_dim": 16}),
-    "phi": Case("Phi", SMALL | {"num_key_value_heads": 4}),
-    "phi-norms": Case("Phi", SMALL | {"qk_layernorm": True, "tie_word_embeddings": True}),
-    "falcon": Case("Falcon", SMALL),
-    "falcon-new": Case("Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
-    "falcon-new-one-norm": Case(
-        "Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
-    ),
-    "falcon-sequential": Case(
-        "Falcon", SMALL | {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False}
-    ),
-    "bloom": Case("Bloom", BLOOM),
     "qwen2-moe-sums-to-one": Case("Qwen2Moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}),
     "qwen3-moe-of-all": Case("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": False, "head_dim": 16}),
     "gpt-oss": Case("GptOss", SMALL | GPT_OSS),
@@ -270,22 +237,21 @@ CASES = {
     "deepseek-v3": Case("DeepseekV3", SMALL | DEEPSEEK | ONE_SCALE | GROUPS | {"num_hidden_layers": 3}),
     "mamba2": Case("Mamba2", TOKENS | MAMBA2),
     "mamba2-tied": Case("Mamba2", TOKENS | MAMBA2 | {"n_groups": 1, "conv_kernel": 3, "tie_word_embeddings": True}),
-    "bamba": Case("Bamba", SMALL | BAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3}),
     "granite-hybrid": Case(
         "GraniteMoeHybrid",
-        SMALL | BAMBA | GRANITE | GRANITE_EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
+        SMALL | MAMBA_PART | GRANITE | GRANITE_EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
     ),
     "granite-hybrid-dense": Case(
         "GraniteMoeHybrid",
         SMALL
-        | BAMBA
+        | MAMBA_PART
         | GRANITE
         | {"layer_types": ["full_attention", "linear_attention"], "num_local_experts": 0}
         | {"shared_intermediate_size": 56},
     ),
     "granite-hybrid-rotary": Case(
         "GraniteMoeHybrid",
-        SMALL | BAMBA | {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
+        SMALL | MAMBA_PART | {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
     ),
     "qwen3-next": Case("Qwen3Next", SMALL | QWEN3_NEXT),
     "qwen3-5": Case("Qwen3_5Text", SMALL | QWEN3_5),
@@ -302,8 +268,6 @@ GGUF = {
     "qwen2": "QWEN2",
     "qwen3": "QWEN3",
     "gpt2": "GPT2",
-    "gpt-neox": "GPTNEOX",
-    "gpt-neox-sequential-biased": "GPTNEOX",
     "phi3": "PHI3",
     "phi3-partial": "PHI3",
     "mixtral": "LLAMA",
@@ -314,14 +278,9 @@ GGUF = {
     "gemma": "GEMMA",
     "granite": "GRANITE",
     "olmo2": "OLMO2",
-    "stablelm-parallel": "STABLELM",
-    "starcoder2-bare": "STARCODER2",
     "cohere-norms": "COMMAND_R",
     "cohere2": "COHERE2",
     "glm4": "GLM4",
-    "phi": "PHI2",
-    "falcon-new": "FALCON",
-    "bloom": "BLOOM",
     "gpt-oss": "GPT_OSS",
     "deepseek-v3": "DEEPSEEK2",
     "mamba2": "MAMBA2",

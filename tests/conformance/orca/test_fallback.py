@@ -26,8 +26,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # transformers' name, what dif
         "Exaone4",  # norms of heads, a window with positions and full attention without
         {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "gpt-neox": ("GPTNeoX", {}),  # both branches of a layer side by side
     "helium": ("Helium", {"head_dim": 16}),  # interleaved rotary
     "olmo": ("Olmo", {"clip_qkv": 0.8}),
+    "opt": ("OPT", {"ffn_dim": 112, "init_std": 0.2}),  # learned positions
+    "phi": ("Phi", {"num_key_value_heads": 4}),
     "qwen2-moe": (
         "Qwen2Moe",
         {
@@ -39,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # transformers' name, what dif
         },
     ),
     "seed-oss": ("SeedOss", {"head_dim": 24}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 11}),
 }
 
 

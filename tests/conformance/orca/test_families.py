@@ -47,8 +47,8 @@ PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, leng
 PROMPTS += [[*SHARED, 3], [*SHARED, 5, 6, 7], SHARED]
 GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-moe-of-all")  # attentions, choices of experts
 QUANTISED = (  # one of each shape
-    *("qwen2", "qwen3-biases", "gpt2", "gpt-neox", "opt", "opt-post-norm", "phi3", "mixtral", "gemma2", "qwen3-moe"),
-    *("qwen2-moe", "gemma", "granite", "cohere", "glm4", "falcon-new", "stablelm"),
+    *("qwen2", "qwen3-biases", "gpt2", "phi3", "mixtral", "gemma2", "qwen3-moe"),
+    *("qwen2-moe", "gemma", "granite", "cohere", "glm4"),
 )
 
 
@@ -301,9 +301,8 @@ def test_a_bare_decoder_is_named_without_its_prefix(tmp_path: Path) -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(("name", "architecture"), [("gpt2", "GPT2"), ("gpt-neox", "GPTNEOX")])
 def test_a_fused_product_of_other_heads_than_the_file_says_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, architecture: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = gguf.GGUFWriter.add_head_count
 
@@ -312,7 +311,7 @@ def test_a_fused_product_of_other_heads_than_the_file_says_is_refused(
         writer.add_head_count_kv(2)
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_head_count", add_both)
-    reference = write_checkpoint(tmp_path, CASES[name])
-    path = convert_to_gguf(reference, getattr(gguf.MODEL_ARCH, architecture), tmp_path / "model.gguf")
+    reference = write_checkpoint(tmp_path, CASES["gpt2"])
+    path = convert_to_gguf(reference, gguf.MODEL_ARCH.GPT2, tmp_path / "model.gguf")
     with pytest.raises(InvalidInputError, match="qkv"):
         load_model(path, dtype="fp32")

@@ -16,7 +16,6 @@ from tests.conformance.orca.to_gguf import convert_to_gguf
 DIFFERENT = {  # fields that a GGUF has no place for, or says otherwise
     "gemma2": {"attention_scale"},
     "gemma3": {"attention_scale"},
-    "bloom": {"max_positions"},
     "granite-hybrid-dense": {"intermediate_size"},
     "qwen3-5": {"recurrent"},  # the order of heads
     "qwen3-5-moe": {"recurrent"},

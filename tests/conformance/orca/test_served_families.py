@@ -20,7 +20,6 @@ from tests.warm_mlsys import place
 
 PROMPTS, NUM_TOKENS = FIRST_PROMPTS[:4], 8
 NAMES = {  # the family of a case, where its name does not begin as an architecture's
-    "gpt-neox": "gpt_neox",
     "qwen3-next": "qwen3_next",
     "qwen3-5": "qwen3_5_text",
     "qwen3-5-moe": "qwen3_5_moe_text",

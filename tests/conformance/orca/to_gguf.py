@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 ARCH = gguf.MODEL_ARCH
-WITH_LAYER_NORM = (ARCH.GPT2, ARCH.GPTNEOX, ARCH.STABLELM, ARCH.STARCODER2, ARCH.COMMAND_R, ARCH.COHERE2, ARCH.PHI2)
-WITH_LAYER_NORM += (ARCH.FALCON, ARCH.BLOOM)
+WITH_LAYER_NORM = (ARCH.GPT2, ARCH.COMMAND_R, ARCH.COHERE2)
 ONE_PLUS = (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.QWEN3NEXT)
 ONE_PLUS += (ARCH.QWEN35, ARCH.QWEN35MOE)
 INTERLEAVED = (ARCH.LLAMA, ARCH.SMOLLM3, ARCH.GRANITE, ARCH.GRANITE_HYBRID)
@@ -53,8 +52,6 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path, *, nu
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
         writer.add_rope_freq_base(rope["rope_theta"])
     kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
-    if architecture in (ARCH.GPT2, ARCH.GPTNEOX):  # whose configurations may have that field, and mean nothing by it
-        kv_heads = None
     if architecture in RECURRENT:
         add_sizes_of_states(writer, config, architecture)
     elif kv_heads:
@@ -74,8 +71,6 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path, *, nu
         writer.add_logit_scale(config.logits_scaling)
     if architecture in (ARCH.COMMAND_R, ARCH.COHERE2):
         writer.add_logit_scale(config.logit_scale)
-    if architecture == gguf.MODEL_ARCH.GPTNEOX:
-        writer.add_parallel_residual(config.use_parallel_residual)
     if architecture in (ARCH.PHI3, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.COHERE2, ARCH.GPT_OSS):
         writer.add_sliding_window(config.sliding_window or 0)
     if architecture == gguf.MODEL_ARCH.GEMMA2:
@@ -98,20 +93,12 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path, *, nu
         own, last = f".{config.num_hidden_layers + number}.", f".{config.num_hidden_layers - 1}."
         tensors |= {name.replace(last, own, 1): values for name, values in tensors.items() if f"layers{last}" in name}
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + num_guessing)
-    if architecture == ARCH.STABLELM:
-        stack_norms(tensors)
-
-    def named(name: str) -> str:
-        return name.removeprefix("transformer.") if architecture == ARCH.BLOOM else name  # as its own files have them
-
     for name, values in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         writer.add_tensor(
-            str(names.get_name(named(name), (".weight", ".bias"))),
-            converted(name, values, architecture, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim)
-            .contiguous()
-            .numpy(),
+            str(names.get_name(name, (".weight", ".bias"))),
+            converted(name, values, architecture, head_dim=head_dim).contiguous().numpy(),
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -256,24 +243,9 @@ def split_clamped_experts(tensors: dict[str, Tensor]) -> None:
             tensors[f"{stem}.down_proj.{part}"] = columns
 
 
-def stack_norms(tensors: dict[str, Tensor]) -> None:
-    """transformers keeps the norm of each head apart; the files have them as one tensor."""
-    for name in [name for name in tensors if name.endswith(".norms.0.weight")]:
-        stem = name.removesuffix(".norms.0.weight")
-        of_heads = [each for each in tensors if each.startswith(f"{stem}.norms.")]
-        tensors[f"{stem}.weight"] = torch.stack([tensors.pop(each) for each in of_heads])
-
-
-def converted(
-    name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, heads: int, kv_heads: int, head_dim: int
-) -> Tensor:
+def converted(name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, head_dim: int) -> Tensor:
     if architecture == gguf.MODEL_ARCH.GPT2 and ".c_" in name and values.ndim == 2:
         return values.T
-    if architecture in (ARCH.GPTNEOX, ARCH.BLOOM) and "query_key_value" in name:
-        return values.view(heads, 3, head_dim, *values.shape[1:]).transpose(0, 1).flatten(0, 2)
-    if architecture == ARCH.FALCON and "query_key_value" in name:
-        groups = values.view(kv_heads, -1, head_dim, *values.shape[1:])
-        return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
     if architecture in ONE_PLUS and "norm" in name and "linear_attn" not in name:
         return values + 1
     if name.endswith("shared_expert_gate.weight"):

@@ -125,7 +125,7 @@ def tokenizer_json() -> bytes:
 
 
 _CONFIG_WORDS = (
-    "model_type", "llama", "qwen2", "mistral", "gemma3_text", "phi3", "gpt2", "bert", "t5", "mixtral", "opt", "falcon", "olmo2", "olmo",
+    "model_type", "llama", "qwen2", "mistral", "gemma3_text", "phi3", "gpt2", "bert", "t5", "mixtral", "olmo2", "olmo",
     "rope_scaling", "rope_parameters", "yarn", "dynamic", "longrope", "linear", "default", "factor", "rope_type", "auto_map",
     "head_dim", "layer_types", "sliding_window", "num_experts", "num_local_experts", "quantization_config", "attention_bias",
     "weight_map", "../model.safetensors", "F32", "BF16", "data_offsets", "eos_token_id", "text_config", "torch_dtype",

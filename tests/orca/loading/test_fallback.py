@@ -84,7 +84,7 @@ def test_limits_of_ragged_attention_are_refused_by_name(
 
 def test_the_error_names_both_ways_that_failed(tmp_path: Path) -> None:
     write_config(tmp_path, "falcon", alibi=True)
-    with pytest.raises(InvalidInputError, match=r"Orca's own decoders lack biases by distance.*a bias by distance"):
+    with pytest.raises(InvalidInputError, match=r"decoders lack the architecture 'falcon'.*a bias by distance"):
         load_model(tmp_path)
     write_config(tmp_path, "qwen2", layer_types=["conv", "full_attention"])
     with pytest.raises(

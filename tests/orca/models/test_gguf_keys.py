@@ -47,8 +47,8 @@ _LATENT = {
 _WINDOW = {"attention.sliding_window": 8}
 # Architecture -> what its files have beside the common keys.
 FILES: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("bloom", "falcon", "gemma", "gemma2", "glm4", "gpt2", "gptneox", "granite", "llama")},
-    **{name: {} for name in ("olmo2", "phi2", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2")},
+    **{name: {} for name in ("gemma", "gemma2", "glm4", "gpt2", "granite", "llama")},
+    **{name: {} for name in ("olmo2", "qwen2", "qwen3", "smollm3")},
     "cohere2": _WINDOW | {"logit_scale": 0.5},
     "command-r": {"logit_scale": 0.5},
     "deepseek2": _EXPERTS | _LATENT,

@@ -80,8 +80,8 @@ def test_layer_norm_centres_scales_and_shifts() -> None:
     norm = LayerNorm(weight, bias, hidden_size=2, eps=0.0, dtype=torch.bfloat16)
     assert norm(torch.tensor([[3.0, 5.0]])).tolist() == [[-0.5, 2.0]]
     assert norm(torch.tensor([[3.0, 5.0]])).dtype == torch.bfloat16
-    plain = LayerNorm(None, None, hidden_size=2, eps=0.0, dtype=torch.float32)
-    assert plain(torch.tensor([[3.0, 5.0]])).tolist() == [[-1.0, 1.0]]
+    unshifted = LayerNorm(weight, None, hidden_size=2, eps=0.0, dtype=torch.float32)
+    assert unshifted(torch.tensor([[3.0, 5.0]])).tolist() == [[-1.0, 2.0]]
 
 
 def test_heads_are_normalised_each_by_itself() -> None:
@@ -89,11 +89,11 @@ def test_heads_are_normalised_each_by_itself() -> None:
     assert torch.allclose(norm(torch.tensor([[[5.0, 5.0], [3.0, -3.0]]])), torch.tensor([[[1.0, 1.0], [2.0, -2.0]]]))
 
 
-def test_an_embedding_is_scaled_projected_and_placed() -> None:
-    table, position_table = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[9.0, 9.0], [0.1, 0.2], [0.3, 0.4]])
+def test_an_embedding_is_scaled_and_placed() -> None:
+    table, position_table = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     ids, positions = torch.tensor([1, 0]), torch.tensor([1, 0])
     assert Embedding(table, scale=2.0)(ids, positions).tolist() == [[6.0, 8.0], [2.0, 4.0]]
-    placed = Embedding(table, project=Linear(torch.eye(2) * 10), positions=position_table, offset=1)(ids, positions)
+    placed = Embedding(table, scale=10.0, positions=position_table)(ids, positions)
     assert torch.allclose(placed, torch.tensor([[30.3, 40.4], [10.1, 20.2]]))
     assert table.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 

@@ -9,7 +9,7 @@ import torch
 from mlsys_core.native import Struct
 from mlsys_core.native import new as new_struct
 from mlsys_orca.backends.native import library
-from mlsys_orca.model.attention import AttentionOptions, halving_slopes, ragged_attention
+from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.layers import RMSNorm, rotate
 from torch import Tensor
@@ -36,16 +36,10 @@ def in_pairs(request: pytest.FixtureRequest) -> Any:
     return library.load((*flags, "-mno-amx-bf16") if has_amx else flags)
 
 
-KEPT: list[torch.Tensor] = []  # slopes that operators point to
-
-
 def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> Struct:
     num_heads, num_kv_heads, head_dim = heads
     unused = {"layer": 0, "rotary_dim": 0, "rotary": 0, "norm_eps": 0.0, "head_norm": None, "only_sampled": False}
     unused |= {"head_norm_kind": "rms_norm", "head_shift": None, "sinks": None}
-    slopes = None if options.slopes is None else torch.tensor(options.slopes)
-    if slopes is not None:
-        KEPT.append(slopes)
     return new_struct(
         library.load().structs["Attention"],
         source=0,
@@ -57,7 +51,6 @@ def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields
         scale=options.scale or head_dim**-0.5,
         softcap=options.softcap or 0.0,
         value_column=(num_heads + num_kv_heads) * head_dim,
-        slopes=None if slopes is None else slopes.data_ptr(),
         **{**unused, **fields},
     )
 
@@ -115,8 +108,6 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
         AttentionOptions(scale=0.3, softcap=2.0),
         AttentionOptions(window=9),
         AttentionOptions(window=33, softcap=5.0),
-        AttentionOptions(slopes=halving_slopes(heads[0])),
-        AttentionOptions(window=33, slopes=halving_slopes(heads[0])),
     ):
         case = Case(heads, spans, dtype)
         cache = "floats" if dtype == torch.float32 else "halves"
@@ -132,7 +123,6 @@ def test_a_cache_of_pairs_is_attended_in_pairs(in_pairs: Any, run: Run, ragged: 
         AttentionOptions(),
         AttentionOptions(scale=0.3, softcap=2.0),
         AttentionOptions(window=33),
-        AttentionOptions(slopes=halving_slopes(heads[0])),
     ):
         for spans in (MIXED, DECODES, [(0, 150)]):
             case = Case(heads, spans, torch.bfloat16)

@@ -14,7 +14,7 @@ from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.engine.fit import fit_of
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.attention import AttentionOptions, halving_slopes, ragged_attention
+from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.kv_cache import kv_nbytes_per_token
 from mlsys_orca.scheduling.batch import SamplingParams
@@ -32,7 +32,6 @@ CASES = [  # query heads, key heads, head_dim; what else
     ((6, 2, 64), AttentionOptions()),
     ((3, 3, 48), AttentionOptions(scale=0.3, softcap=2.0)),
     ((8, 1, 32), AttentionOptions(window=600)),
-    ((4, 2, 80), AttentionOptions(slopes=halving_slopes(4))),
     ((9, 3, 24), AttentionOptions(window=33)),
 ]
 PIECE = 512

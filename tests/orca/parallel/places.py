@@ -47,19 +47,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"hidden_size": 256, "sliding_window": 12}),
     "gpt2": ("GPT2", {"hidden_size": 256}),
     "gpt2-untied": ("GPT2", {"hidden_size": 256, "tie_word_embeddings": False}),
-    "gpt-neox": ("GPTNeoX", {"hidden_size": 256}),
-    "opt": ("OPT", {"hidden_size": 256, "ffn_dim": 256, "word_embed_proj_dim": 64, "do_layer_norm_before": False}),
     "gemma2": ("Gemma2", {"query_pre_attn_scalar": 24, "sliding_window": 8}),
     "gemma3": ("Gemma3Text", {"query_pre_attn_scalar": 24, "sliding_window": 8}),
     "mixtral": ("Mixtral", {"hidden_size": 256, "num_local_experts": 5}),
 }
 MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for a degree or two
-    "bloom": ("Bloom", {"n_layer": 4, "n_head": 8, "hidden_size": 256}),  # slopes by head
     "cohere": ("Cohere", {"hidden_size": 256, "use_qk_norm": True, "logit_scale": 2.0}),  # norms by head, of one tensor
-    "falcon": (  # query heads beside their key and value
-        "Falcon",
-        {"hidden_size": 256, "head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 4, "bias": True},
-    ),
     "granite": ("Granite", {"hidden_size": 256, "residual_multiplier": 0.5, "attention_multiplier": 0.2}),
     "olmo2": ("Olmo2", {}),  # by stages alone
     "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),  # likewise
@@ -69,8 +62,6 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for
         | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "head_dim": None}
         | {"moe_intermediate_size": 64, "num_key_value_heads": 8, "num_hidden_layers": 4, "first_k_dense_replace": 1},
     ),
-    "phi": ("Phi", {"hidden_size": 256}),  # a bias of the head
-    "stablelm": ("StableLm", {"hidden_size": 256, "qk_layernorm": True}),  # norms by head, a tensor each
 }
 
 EIGHT = {  # that 8 ranks and 8 stages divide

@@ -128,8 +128,6 @@ def _tensors(config: ModelConfig, family: Family, weights: Checkpoint, architect
 
 def _gguf_name(names: TensorNameMap, name: str, architecture: str) -> str:
     as_one = _PIECE_OF.sub(lambda found: ".experts" if "experts" in found[0] else "", name)
-    if architecture == "bloom":  # whose own files have no prefix
-        as_one = as_one.removeprefix("transformer.")
     found = names.get_name(as_one, try_suffixes=(".weight", ".bias"))
     if found is None:
         raise InvalidInputError(f"a GGUF of architecture {architecture!r} has no tensor for {name[:100]!r}")
@@ -194,9 +192,6 @@ def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, ar
         return _transposed
     if family.pairs_in_gguf and role in ("attn_q", "attn_k"):
         return partial(_pairs_of_halves, head_dim=config.head_dim)
-    if "huggingface" in family.qkv_by_head and role == "attn_qkv":
-        groups = config.num_kv_heads if architecture == "falcon" else config.num_heads
-        return partial(_projections_first, groups=groups, head_dim=config.head_dim)
     return None
 
 
@@ -230,12 +225,6 @@ def _transposed(values: Tensor) -> Tensor:
 def _pairs_of_halves(values: Tensor, *, head_dim: int) -> Tensor:
     """Reorder rows of heads, each of two halves, to pairs of the halves' rows."""
     return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
-
-
-def _projections_first(values: Tensor, *, groups: int, head_dim: int) -> Tensor:
-    """Reorder rows of [groups, query heads, key, value] to all queries, all keys, all values."""
-    of_groups = values.view(groups, -1, head_dim, *values.shape[1:])
-    return torch.cat([part.flatten(0, 2) for part in (of_groups[:, :-2], of_groups[:, -2:-1], of_groups[:, -1:])])
 
 
 def _constant(name: str, values: tuple[float, ...]) -> SourceTensor:

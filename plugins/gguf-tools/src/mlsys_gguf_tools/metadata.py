@@ -23,11 +23,9 @@ _NOT_WRITTEN = frozenset({"t5", "mt5", "umt5", "gpt_oss", "deepseek_v2", "deepse
 _NAMES = {
     "cohere": "command-r",
     "gemma3_text": "gemma3",
-    "gpt_neox": "gptneox",
     "granitemoehybrid": "granitehybrid",
     "mistral": "llama",
     "mixtral": "llama",
-    "phi": "phi2",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
@@ -36,12 +34,10 @@ _NAMES = {
 }
 QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
 DELTA = QWEN3_5 | {"qwen3next"}  # with gated delta nets
-_WITH_LAYER_NORM = frozenset(
-    {"gpt2", "gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "phi2", "falcon", "bloom"}
-)
-_WITHOUT_ROTARY = frozenset({"gpt2", "bloom", "mamba2"})
+_WITH_LAYER_NORM = frozenset({"gpt2", "command-r", "cohere2"})
+_WITHOUT_ROTARY = frozenset({"gpt2", "mamba2"})
 # What this reader takes from a file and llama.cpp does not, or the other way round (its loader, by architecture).
-_WITH_ALL_BIASES = frozenset({"llama", "granite", "gpt2", "gptneox", "bloom", "phi2", "starcoder2"})
+_WITH_ALL_BIASES = frozenset({"llama", "granite", "gpt2"})
 _WITH_ROPE_FREQS = frozenset({"llama", "granite"})
 _GRANITE = {
     "attention.scale": "attention_multiplier",
@@ -154,7 +150,6 @@ def check_llama_cpp_reads(config: ModelConfig, architecture: str, tensors: Mappi
     reasons = {
         "biases of attention's output or of the MLP": is_biased and architecture not in _WITH_ALL_BIASES,
         "head that is the embedding table": config.tied_embeddings and architecture == "qwen2moe",
-        "products without biases": not is_biased and architecture == "starcoder2",
         "rotary scaling as a tensor": "rope_freqs.weight" in tensors and architecture not in _WITH_ROPE_FREQS,
         "layers that all attend": part is not None and not part.num_layers,
         "values of another width than keys": architecture in DELTA and part and part.head_dim != part.state_size,
@@ -223,8 +218,6 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
             return window | {f"{part}_logit_softcapping": float(cap or 0) for part, cap in caps.items()}
         case "gemma3":
             return window | {"rope.freq_base_swa": config.local_rope_theta}
-        case "gptneox":
-            return {"use_parallel_residual": config.parallel_residual}
         case "granite" | "granitehybrid":
             keys = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", **_GRANITE}
             return {key: float(raw.get(name, 1e-6 if name == "rms_norm_eps" else 1.0)) for key, name in keys.items()}

@@ -63,7 +63,6 @@ class Mix:
     """The types of one file's tensors."""
 
     file_type: FileType
-    architecture: str  # general.architecture
     num_layers: int
     num_experts: int  # 0: none
     has_head: bool  # False: the embedding table is the vocabulary projection
@@ -73,7 +72,7 @@ class Mix:
 
         Example:
             >>> mix = Mix(
-            ...     file_type=file_type("Q4_K_M"), architecture="llama", num_layers=8, num_experts=0, has_head=True
+            ...     file_type=file_type("Q4_K_M"), num_layers=8, num_experts=0, has_head=True
             ... )
             >>> [mix.of(f"blk.{n}.ffn_down.weight", (512, 1024)).name for n in range(4)]
             ['Q6_K', 'Q4_K', 'Q4_K', 'Q6_K']
@@ -90,9 +89,8 @@ class Mix:
 
     def _wished(self, stem: str) -> GGMLQuantizationType:
         base, id_ = self.file_type.base, self.file_type.id
-        is_falcon = self.architecture == "falcon"
         if stem == "output" or (stem == "token_embd" and not self.has_head):
-            return _T.Q8_0 if base == _T.Q8_0 or is_falcon else _T.Q6_K
+            return _T.Q8_0 if base == _T.Q8_0 else _T.Q6_K
         role, number = stem.rpartition(".")[2], _layer(stem)
         if number is None or base not in (_T.Q4_K, _T.Q5_K):
             return base
@@ -109,11 +107,9 @@ class Mix:
         if role == "attn_qkv" and is_medium:
             return _T.Q5_K if base == _T.Q4_K else _T.Q6_K
         if role in ("ffn_down", "ffn_down_exps"):
-            if is_medium and is_falcon and base == _T.Q4_K:
-                return _T.Q6_K if number < self.num_layers // 16 else _T.Q5_K if gets_more else base
             if is_medium and gets_more:
                 return _T.Q6_K
-            is_first = number < self.num_layers // 8 and not is_falcon
+            is_first = number < self.num_layers // 8
             return _T.Q5_K if id_ == LlamaFileType.MOSTLY_Q4_K_S and is_first else base
         return base
 

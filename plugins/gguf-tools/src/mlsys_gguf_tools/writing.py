@@ -85,7 +85,6 @@ def plan(path: Path | str, out: Path | str, kind: str, *, overwrite: bool = Fals
         source = open_directory(where) if where.is_dir() else open_file(where)
     mix = Mix(
         file_type=wanted,
-        architecture=source.architecture,
         num_layers=source.num_layers,
         num_experts=source.num_experts,
         has_head=any(tensor.name == "output.weight" for tensor in source.tensors),

@@ -11,14 +11,15 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from mlsys_core.device.cpu import CpuDevice
-from mlsys_core.device.cuda import CudaDevice
 from mlsys_core.device.protocols import Device, DeviceTimeoutError, Event, MemoryInfo, Stream
 from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     import torch
 
+    from mlsys_core.device.cpu import CpuDevice
+    from mlsys_core.device.cuda import CudaDevice
     from mlsys_core.plugins import Registry
     from mlsys_core.plugins.specs import DeviceSpec
 
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+__getattr__, __dir__ = lazy_exports(__name__, {"cpu": ["CpuDevice"], "cuda": ["CudaDevice"]})
 
 
 _PARTS = ("name", "torch_name", "stream", "event", "synchronize", "memory_info")  # required of a plugin's device

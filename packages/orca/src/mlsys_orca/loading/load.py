@@ -14,8 +14,7 @@ from typing import Any, get_args
 
 import torch
 from mlsys_core.config import settings
-from mlsys_core.device import CudaDevice, get_device
-from mlsys_core.device.cuda_graphs import has_bf16
+from mlsys_core.device import get_device
 from mlsys_core.errors import DeviceError, InvalidInputError
 from mlsys_core.memory.pages import return_freed_memory
 from mlsys_core.plugins import Registry, installed_plugins
@@ -254,6 +253,9 @@ def default_dtype(device: torch.device | str = "cpu") -> str:
     """
     target = torch.device(device)
     if target.type == "cuda":
+        from mlsys_core.device.cuda import CudaDevice
+        from mlsys_core.device.cuda_graphs import has_bf16
+
         return "bf16" if has_bf16(CudaDevice(target.index or 0)) else "fp32"
     capabilities = torch.cpu.get_capabilities()
     native = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))  # the last on Arm

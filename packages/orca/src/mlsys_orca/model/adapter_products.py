@@ -62,13 +62,6 @@ class AdaptedProduct:
     linear: AdaptedLinear
     column: int  # the first
     columns: int
-    num_heads: int | None = None  # whose query, key and value rows stand together in files; None: all queries first
-
-    def part(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A [rank, in_features] and B [rows, rank] in the model's order."""
-        if self.num_heads is not None:
-            up = up.view(self.num_heads, 3, -1, up.shape[1]).transpose(0, 1).reshape(up.shape)
-        return down, up
 
     def whole_shape(self) -> tuple[int, int]:
         """Return (rows, in_features) of the product."""
@@ -79,13 +72,11 @@ class AdaptedProduct:
 def adapted_products(decoder: Decoder, rows: AdapterRows) -> dict[str, AdaptedProduct]:
     """Return every product that adapters know, by its module's name in Hugging Face's layout."""
     family = model_family(decoder.config.architecture)
-    stems, by_head = family.stems["huggingface"], "huggingface" in family.qkv_by_head
+    stems = family.stems["huggingface"]
     found: dict[str, AdaptedProduct] = {}
 
     def add(role: str, index: int, linear: AdaptedLinear, column: int, columns: int) -> None:
-        name = stems[role].format(index)
-        num_heads = decoder.config.num_heads if by_head and role == "qkv" else None
-        found[name] = AdaptedProduct(linear, column, columns, num_heads)
+        found[stems[role].format(index)] = AdaptedProduct(linear, column, columns)
 
     for index, layer in enumerate(decoder.layers):
         for owner, name, parts in _linears(layer, decoder.config):

@@ -189,7 +189,6 @@ def _fitted(
                 f"{list(product.whole_shape())}"
             )
         dtype, scale = decoder.dtype, scale_of_rank(len(down))
-        down, up = product.part(down, up)
         part = LowRank(down.to(decoder.device, dtype), (up.float() * scale).to(decoder.device, dtype))
         made.setdefault(product.linear, []).append((product.column, part))
     return made

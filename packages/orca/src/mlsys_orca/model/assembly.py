@@ -21,7 +21,6 @@ from mlsys_orca.model.blocks import (
     SandwichLayer,
 )
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.experts import read_experts
 from mlsys_orca.model.layers import Embedding, Rotaries, Rotary, halves_of_pairs
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
 from torch import Tensor, nn
@@ -53,16 +52,15 @@ def read_attention(
 
 
 def read_joined_attention(
-    config: ModelConfig, read: OperatorReader, index: int, *, arrange: Arrange | None = None, transposed: bool = False
+    config: ModelConfig, read: OperatorReader, index: int, *, transposed: bool = False
 ) -> Attention:
     """Read attention of layer ``index``, query, key and value from one matrix; see :meth:`OperatorReader.linear`."""
     q_rows, hidden, at = config.num_heads * config.head_dim, config.hidden_size, (index,)
     rows = {"qkv": q_rows + 2 * config.num_kv_heads * config.head_dim}
-    order = None if arrange is None else {"qkv": arrange}
     return Attention(
         config,
         index,
-        qkv=read.linear(rows, hidden, at=at, bias=config.qkv_bias, arrange=order, transposed=transposed),
+        qkv=read.linear(rows, hidden, at=at, bias=config.qkv_bias, transposed=transposed),
         output=read.linear({"o": hidden}, q_rows, at=at, bias=config.output_bias, transposed=transposed),
     )
 
@@ -70,6 +68,8 @@ def read_joined_attention(
 def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     """Read the MLP of layer ``index`` from separate gate and up projections, or its experts."""
     if config.num_experts:
+        from mlsys_orca.model.experts import read_experts
+
         return read_experts(config, read, index)
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
     return GatedMLP(
@@ -97,12 +97,10 @@ def read_layer(
     attention: AttentionBuilder = read_attention,
     mlp: MLPBuilder = read_mlp,
     norm: NormReader = OperatorReader.rms_norm,
-    has_two_norms: bool = False,
 ) -> nn.Module:
-    """Read layer ``index``: one branch after the other, or parallel ones behind one norm, or each behind its own."""
+    """Read layer ``index``: one branch after the other, or parallel ones behind one norm."""
     first = norm(read, "attention_norm", config.hidden_size, at=(index,))
-    is_one = config.parallel_residual and not has_two_norms
-    second = first if is_one else norm(read, "mlp_norm", config.hidden_size, at=(index,))
+    second = first if config.parallel_residual else norm(read, "mlp_norm", config.hidden_size, at=(index,))
     layer = ParallelLayer if config.parallel_residual else PreNormLayer
     return layer(
         attention_norm=first,
@@ -143,7 +141,6 @@ def build(
     *,
     norm: NormReader = OperatorReader.rms_norm,
     layer: LayerBuilder | None = None,
-    embedding_norm: nn.Module | None = None,
     positions: Tensor | None = None,
     rotary: Rotary | Rotaries | None = None,
     **parts: Any,
@@ -155,21 +152,20 @@ def build(
         read: Reads its tensors.
         norm: Reads a norm.
         layer: Reads a layer; None: :func:`read_layer`.
-        embedding_norm: Normalises embeddings.
-        positions: [max_positions, hidden_size], learned; None: they turn the heads, or are slopes.
+        positions: [max_positions, hidden_size], learned; None: they turn the heads.
         rotary: Turns the heads; None: by the configuration.
         parts: Further arguments of :func:`read_layer`.
     """
     table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
     read_one: LayerBuilder = layer or partial(read_layer, norm=norm, **parts)
-    if rotary is None and positions is None and config.alibi_slopes is None:
+    if rotary is None and positions is None:
         rotary = Rotary(config, device=read.device)
     return Decoder(
         config,
-        embedding=Embedding(table, scale=config.embedding_scale, norm=embedding_norm, positions=positions),
+        embedding=Embedding(table, scale=config.embedding_scale, positions=positions),
         layers=(read_one(config, read, index) for index in range(config.num_layers)),
         norm=norm(read, "norm", config.hidden_size),
-        head=read.head(table, tied=config.tied_embeddings, bias=config.head_bias),
+        head=read.head(table, tied=config.tied_embeddings),
         rotary=rotary,
         dtype=read.dtype,
         device=read.device,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import floor, log2
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -25,7 +24,6 @@ class AttentionOptions:
     scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
     softcap: float | None = None  # scaled scores become softcap * tanh(score / softcap); None: as they are
     window: int | None = None  # keys that a row sees, its own and those right before it; None: all before it
-    slopes: tuple[float, ...] | None = None  # [num_heads] times the distance, is taken from scaled scores (ALiBi)
     sinks: Tensor | None = field(default=None, compare=False)  # [num_heads] a score more, of a key whose value is 0
     is_causal: bool = True  # False: every row sees all keys of its request, and there is no window
     # [num_heads, 2 * reach + 1] added to the scores, by the key's position less the row's, from -reach to reach; what
@@ -139,12 +137,10 @@ def _mask(num_rows: int, context_len: int, options: AttentionOptions, query: Ten
 
 def _biases(options: AttentionOptions, num_rows: int, context_len: int, device: torch.device) -> Tensor | None:
     """Return what the distance adds to scores as a new tensor [num_heads, num_rows, context_len]; None: nothing."""
-    if options.bias is None and options.slopes is None:
+    if options.bias is None:
         return None
     positions = torch.arange(context_len, device=device)
     distances = positions - positions[context_len - num_rows :, None]
-    if options.bias is None:
-        return torch.tensor(options.slopes, device=device)[:, None, None] * distances
     reach = options.bias.shape[1] // 2
     return options.bias[:, distances.clamp_(-reach, reach).add_(reach)]
 
@@ -153,17 +149,3 @@ def _seen(num_rows: int, context_len: int, window: int | None, device: torch.dev
     """Return the keys each row sees, bool [num_rows, context_len]: up to its own position, the last ``window``."""
     seen = torch.ones(num_rows, context_len, dtype=torch.bool, device=device).tril_(context_len - num_rows)
     return seen if window is None else seen.triu_(context_len - num_rows - window + 1)
-
-
-def halving_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return the slopes of each head as the paper and BLOOM have them.
-
-    Heads beyond the largest power of two take every second slope of twice as many.
-
-    Example:
-        >>> halving_slopes(3)
-        (0.0625, 0.00390625, 0.25)
-    """
-    most = 2 ** floor(log2(num_heads))
-    slopes = [2 ** (-8 * (head + 1) / most) for head in range(most)]
-    return tuple(slopes + [2 ** (-4 * (head + 1) / most) for head in range(0, 2 * (num_heads - most), 2)])

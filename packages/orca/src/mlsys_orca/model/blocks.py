@@ -57,7 +57,6 @@ class Attention(nn.Module):
             scale=config.attention_scale,
             softcap=config.attention_softcap,
             window=config.windows[index] if config.windows else None,
-            slopes=config.alibi_slopes,
         )
         self.qkv = qkv
         self.output = output
@@ -197,13 +196,12 @@ class PreNormLayer(nn.Module):
 
 
 class ParallelLayer(PreNormLayer):
-    """Both branches read the same state, each through its own norm, which may be one."""
+    """Both branches read the same state through one norm."""
 
     def forward(self, x: Tensor, step: Any) -> Tensor:
         """Run the layer as :meth:`PreNormLayer.forward`."""
         normed = self.attention_norm(x)
-        second = normed if self.mlp_norm is self.attention_norm else self.mlp_norm(x)
-        out: Tensor = x + self.attention(normed, step) + self.mlp(second)
+        out: Tensor = x + self.attention(normed, step) + self.mlp(normed)
         return out
 
 
@@ -232,20 +230,6 @@ class Cast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` in ``dtype``."""
         return x.to(self.dtype)
-
-
-class PostNormLayer(PreNormLayer):
-    """Each branch reads the state as it is, cast to ``dtype``, and the sum is normalised; the norms give fp32."""
-
-    def __init__(self, *, dtype: torch.dtype, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.dtype = dtype
-
-    def forward(self, x: Tensor, step: Any) -> Tensor:
-        """Run the layer as :meth:`PreNormLayer.forward`."""
-        x = self.attention_norm(x + self.attention(x.to(self.dtype), step))
-        out: Tensor = self.mlp_norm(x + self.mlp(x.to(self.dtype)))
-        return out
 
 
 class Decoder(nn.Module):

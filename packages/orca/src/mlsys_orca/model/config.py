@@ -187,7 +187,6 @@ class ModelConfig:
     head_dim: int  # features per head, even
     max_positions: int  # tokens of context the model was made for
     norm_eps: float  # added to the mean square (RMSNorm) or the variance (LayerNorm)
-    norm_affine: bool = True  # LayerNorm scales and shifts
     activation: str = "silu"  # of the MLP; a name of layers.ACTIVATIONS
     tied_embeddings: bool = False  # the output projection is the embedding table
 
@@ -197,7 +196,6 @@ class ModelConfig:
     rope_amplitude: float = 1.0  # multiplies the cosines and sines
     local_rope_theta: float | None = None  # base in layers with a window, which divide nothing; None: as in the others
     rotated: tuple[bool, ...] | None = None  # [num_layers] whether positions turn the heads; None: they do
-    alibi_slopes: tuple[float, ...] | None = None  # [num_heads] scores lose this times the distance; None: nothing
 
     qk_norm: bool = False  # queries and keys are normalised; of a family where some models have that
     spans_heads: bool = False  # something reads all heads at once, so that ranks cannot share them
@@ -205,7 +203,6 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
     mlp_bias: bool = False
-    head_bias: bool = False  # of the vocabulary projection
 
     windows: tuple[int | None, ...] | None = None  # [num_layers] keys a token sees, its own included; None: all
     attention_scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
@@ -215,9 +212,6 @@ class ModelConfig:
     embedding_scale: float = 1.0  # multiplies what the embedding table gives
 
     parallel_residual: bool = False  # attention and MLP read the same state, and are added to it together
-    post_norm: bool = False  # a layer normalises what leaves its two residual sums, not what enters its two branches
-    final_norm: bool = True  # what leaves the last layer is normalised
-    embedding_size: int | None = None  # features of the embedding table, projected to hidden_size; None: the same
 
     num_experts: int = 0  # MLPs per layer that a router chooses from; 0: one MLP, no router
     num_chosen_experts: int = 0  # MLPs that each token passes
@@ -270,8 +264,6 @@ class ModelConfig:
             raise InvalidInputError(f"{self.num_layers} layers have experts or none, not {len(self.dense)}")
         if self.rotated is not None and len(self.rotated) != self.num_layers:
             raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.rotated)}")
-        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
-            raise InvalidInputError(f"{self.num_heads} heads have {len(self.alibi_slopes)} slopes")
         if self.windows is not None and (
             len(self.windows) != self.num_layers or any(window is not None and window < 1 for window in self.windows)
         ):
@@ -291,12 +283,11 @@ _SIZES = {
     "head_dim": MAX_HEAD_DIM,
     "rotary_dim": MAX_HEAD_DIM,
     "max_positions": MAX_POSITIONS,
-    "embedding_size": MAX_WIDTH,
     "shared_expert_size": MAX_WIDTH,
     "dense_size": MAX_WIDTH,
 }
 _OPTIONAL = frozenset(
-    {"rotary_dim", "embedding_size", "shared_expert_size", "local_rope_theta", "attention_scale", "attention_softcap"}
+    {"rotary_dim", "shared_expert_size", "local_rope_theta", "attention_scale", "attention_softcap"}
     | {"logit_softcap", "gate_limit", "dense_size"}
 )
 _POSITIVE = (

@@ -105,7 +105,6 @@ def windows_from_huggingface(
 # Names of a decoder's tensors by role, for OperatorReader.
 GGUF_STEMS = {
     "embedding": "token_embd",
-    "embedding_norm": "token_embd_norm",
     "positions": "position_embd",
     "norm": "output_norm",
     "head": "output",
@@ -119,6 +118,12 @@ GGUF_STEMS = {
     "gate": "blk.{}.ffn_gate",
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
+}
+GGUF_EXPERTS = {  # a layer's experts are one tensor
+    "router": "blk.{}.ffn_gate_inp",
+    "gates": "blk.{}.ffn_gate_exps",
+    "ups": "blk.{}.ffn_up_exps",
+    "downs": "blk.{}.ffn_down_exps",
 }
 # Keys with which llama.cpp changes what a decoder computes -> values that ask for nothing. A key that is not here and
 # begins like those is unknown; what a family has read, it implements.
@@ -274,6 +279,17 @@ def config_from_gguf(
     stated |= rope_from_gguf(fields, rotary_dim)
     fields.refuse_unread()
     return ModelConfig(**(stated | changes))
+
+
+def expert_fields(fields: GgufFields) -> dict[str, Any]:
+    """Return what a GGUF file says about experts, as fields of :class:`ModelConfig`.
+
+    Raises:
+        InvalidInputError: it has experts and does not say how many each token passes.
+    """
+    if not (num_experts := fields.get("expert_count", 0)):
+        return {}
+    return {"num_experts": num_experts, "num_chosen_experts": fields.get("expert_used_count")}
 
 
 def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:

@@ -19,13 +19,6 @@ from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.quantized import concatenate_rows
 from torch import Tensor, nn
 
-GGUF_EXPERTS = {  # a layer's experts are one tensor
-    "router": "blk.{}.ffn_gate_inp",
-    "gates": "blk.{}.ffn_gate_exps",
-    "ups": "blk.{}.ffn_up_exps",
-    "downs": "blk.{}.ffn_down_exps",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -114,17 +107,6 @@ class SharedExpert(nn.Module):
             shared = self.router(x).float().sigmoid() * shared
         out: Tensor = self.experts(x) + shared
         return out
-
-
-def expert_fields(fields: GgufFields) -> dict[str, Any]:
-    """Return what a GGUF file says about experts, as fields of :class:`ModelConfig`.
-
-    Raises:
-        InvalidInputError: it has experts and does not say how many each token passes.
-    """
-    if not (num_experts := fields.get("expert_count", 0)):
-        return {}
-    return {"num_experts": num_experts, "num_chosen_experts": fields.get("expert_used_count")}
 
 
 def shared_size(fields: GgufFields, default: int | None = None) -> int | None:

@@ -34,7 +34,6 @@ class Family:
     ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
     ignorable_prefixes: tuple[str, ...] = ()
     transposed: frozenset[Layout] = frozenset()  # whose weights in layers are [in_features, out_features]
-    qkv_by_head: frozenset[Layout] = frozenset()  # where query, key and value of a head stand together
     guesses_in_gguf: bool = False  # layers behind the last one guess further tokens there, which nobody asks of them
     pairs_in_gguf: bool = False  # rotary pairs stand beside each other there, and half a head apart in directories
 

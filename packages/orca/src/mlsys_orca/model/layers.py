@@ -129,32 +129,17 @@ class Embedding(nn.Module):
     """Token ids to the states that enter the first layer, fp32.
 
     Args:
-        table: [vocab_size, embedding_size]; of a quantised one the rows are decoded that are looked up.
+        table: [vocab_size, hidden_size]; of a quantised one the rows are decoded that are looked up.
         scale: Multiplies what is looked up.
-        project: Takes what is looked up to the hidden size.
-        positions: [max_positions + offset, hidden_size], learned, added last.
-        offset: Row of ``positions`` for position 0.
-        norm: Normalises what comes of all that, in fp32.
+        positions: [max_positions, hidden_size], learned, added last.
     """
 
     table: Matrix
     positions: Tensor | None
 
-    def __init__(
-        self,
-        table: Matrix,
-        *,
-        scale: float = 1.0,
-        project: Linear | None = None,
-        positions: Tensor | None = None,
-        offset: int = 0,
-        norm: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, table: Matrix, *, scale: float = 1.0, positions: Tensor | None = None) -> None:
         super().__init__()
         self.scale = scale
-        self.project = project
-        self.offset = offset
-        self.norm = norm
         _set_matrix(self, "table", table)
         self.register_buffer("positions", positions, persistent=False)
 
@@ -165,13 +150,12 @@ class Embedding(nn.Module):
 
         ``rows_of`` looks up rows of the table.
         """
-        x = rows_of(self.table, token_ids)
-        x = (x if self.project is None else self.project(x)).float()
+        x = rows_of(self.table, token_ids).float()
         if self.scale != 1:
             x *= self.scale
         if self.positions is not None:
-            x += functional.embedding(positions + self.offset, self.positions)
-        return x if self.norm is None else self.norm(x)
+            x += functional.embedding(positions, self.positions)
+        return x
 
 
 class RMSNorm(nn.Module):
@@ -202,18 +186,18 @@ class LayerNorm(nn.Module):
     """Centres each row, divides it by its deviation, scales and shifts it; fp32 in.
 
     Args:
-        weight: [hidden_size] fp32; None: no scale; [heads, head_dim] for heads that are normalised each by itself.
+        weight: [hidden_size] fp32; [heads, head_dim] for heads that are normalised each by itself.
         bias: As ``weight``; None: no shift.
         hidden_size: Features that are normalised together.
         eps: Added to the variance.
         dtype: Dtype in which the next operator computes.
     """
 
-    weight: Tensor | None
+    weight: Tensor
     bias: Tensor | None
 
     def __init__(
-        self, weight: Tensor | None, bias: Tensor | None, *, hidden_size: int, eps: float, dtype: torch.dtype
+        self, weight: Tensor, bias: Tensor | None, *, hidden_size: int, eps: float, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
@@ -224,7 +208,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` [num_tokens, then the weight's shape] fp32 -> same shape in ``dtype``."""
-        if self.weight is None or self.weight.ndim == 1:
+        if self.weight.ndim == 1:
             return functional.layer_norm(x, (self.hidden_size,), self.weight, self.bias, self.eps).to(self.dtype)
         scaled = functional.layer_norm(x.float(), (self.hidden_size,), None, None, self.eps) * self.weight
         return (scaled if self.bias is None else scaled + self.bias).to(self.dtype)

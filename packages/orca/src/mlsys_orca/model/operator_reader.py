@@ -244,7 +244,6 @@ class OperatorReader:
         size: int,
         *,
         at: tuple[int, ...] = (),
-        affine: bool = True,
         bias: bool = True,
         dtype: torch.dtype | None = None,
     ) -> LayerNorm:
@@ -254,13 +253,10 @@ class OperatorReader:
             role: A key of the stems.
             size: Features of a row.
             at: The layer's number.
-            affine: True if the file has a weight for it.
             bias: True if a bias goes with the weight.
             dtype: Dtype of the result; None: that of products.
         """
         options: dict[str, Any] = {"hidden_size": size, "eps": self._eps, "dtype": dtype or self.dtype}
-        if not affine:
-            return LayerNorm(None, None, **options)
         weight = self.tensor(role, (size,), at=at, dtype=torch.float32)
         return LayerNorm(weight, self.bias(role, size, at=at) if bias else None, **options)
 
@@ -276,15 +272,15 @@ class OperatorReader:
         """Read the biases of that role, of any shape: those of several products are one tensor."""
         return self._read(self._name(role, at, "bias"), shape, dtype)
 
-    def head(self, table: Matrix, *, tied: bool, bias: bool = False) -> Linear:
-        """Read the vocabulary projection, of the embedding table's shape, and a bias where it has one.
+    def head(self, table: Matrix, *, tied: bool) -> Linear:
+        """Read the vocabulary projection, of the embedding table's shape.
 
         A tied floating one is prepacked anew: no row can be looked up in a prepacked table, and no product is fast in a
         plain one. A quantised table serves both.
         """
         if not tied:
-            return self.linear({"head": table.shape[0]}, table.shape[1], bias=bias)
-        return Linear(table, self.bias("head", table.shape[0], dtype=self.dtype) if bias else None)
+            return self.linear({"head": table.shape[0]}, table.shape[1])
+        return Linear(table)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         self._reader.expect(name, shape)  # before memory is taken for what a damaged configuration says

@@ -128,7 +128,6 @@ def shard_config(config: ModelConfig, placement: Placement) -> ModelConfig:
         num_kv_heads=config.num_kv_heads // placement.num_ranks,
         intermediate_size=config.intermediate_size // placement.num_ranks,
         windows=None if config.windows is None else config.windows[own.start : own.stop],
-        alibi_slopes=_of_heads(config.alibi_slopes, placement.share(config.num_heads)),
         dense=None if config.dense is None else config.dense[own.start : own.stop],
         rotated=None if config.rotated is None else config.rotated[own.start : own.stop],
     )
@@ -145,10 +144,6 @@ def _why_whole(config: ModelConfig) -> str:
     if config.num_experts:
         return ", a shared expert or biases of experts"
     return ", norms over all heads"
-
-
-def _of_heads(values: tuple[float, ...] | None, own: range) -> tuple[float, ...] | None:
-    return None if values is None else values[own.start : own.stop]
 
 
 def _listed(numbers: list[int]) -> str:

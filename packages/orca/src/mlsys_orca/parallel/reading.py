@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _BY_HEADS = {"q", "k", "v"}
-_OF_ONE_HEAD = {"q_head_norm", "k_head_norm"}
 _BY_FEATURES = {"gate", "gated", "up"}
 
 
@@ -55,7 +54,7 @@ def sources(
     known: set[str] = set()
     # "gate_up" after "up", which a GGUF may call the same.
     for role, stem in sorted(stems.items(), key=lambda item: item[0].endswith("gate_up")):
-        for at, own in _numbers(role, stem, whole, placement):
+        for at, own in _numbers(stem, whole, placement):
             for part in ("weight", "bias", ""):  # some names end with their stem
                 name = f"{stem.format(*at)}.{part}".removeprefix(prefix).removesuffix(".")
                 if name not in names:
@@ -63,14 +62,13 @@ def sources(
                 known.add(name)
                 if own is not None and _is_needed(role, placement, is_tied=is_tied):
                     is_transposed = layout in family.transposed and "{}" in stem
-                    by_head = layout in family.qkv_by_head
-                    cut = cut_of(role, part, whole, placement, is_transposed=is_transposed, by_head=by_head)
+                    cut = cut_of(role, part, whole, placement, is_transposed=is_transposed)
                     found[f"{stem.format(*own)}.{part}".removeprefix(prefix).removesuffix(".")] = Source(name, cut)
     return found | {name: Source(name, None) for name in set(names) - known - found.keys()}
 
 
 def _numbers(
-    role: str, stem: str, whole: ModelConfig, placement: Placement
+    stem: str, whole: ModelConfig, placement: Placement
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...] | None]]:
     """Yield the numbers of each layer (and expert) in the file, and in the part; None: they are in another part."""
     if "{}" not in stem:
@@ -81,12 +79,6 @@ def _numbers(
         here = layer - own.start if layer in own else None
         if stem.count("{}") == 1:
             yield (layer,), None if here is None else (here,)
-            continue
-        if role in _OF_ONE_HEAD:  # a tensor for each
-            heads = whole.num_heads if role == "q_head_norm" else whole.num_kv_heads
-            share = placement.share(heads)
-            for head in range(heads):
-                yield (layer, head), None if here is None or head not in share else (here, head - share.start)
             continue
         for expert in range(whole.num_experts):
             yield (layer, expert), None if here is None else (here, expert)
@@ -103,9 +95,7 @@ def _is_needed(role: str, placement: Placement, *, is_tied: bool) -> bool:
     return True
 
 
-def cut_of(
-    role: str, part: str, whole: ModelConfig, placement: Placement, *, is_transposed: bool, by_head: bool
-) -> Cut | None:
+def cut_of(role: str, part: str, whole: ModelConfig, placement: Placement, *, is_transposed: bool) -> Cut | None:
     """Return the part of a tensor that a rank has; None: all of it."""
     if placement.num_ranks == 1:
         return None
@@ -123,9 +113,6 @@ def cut_of(
         return Cut(rows, (queries if last == "q" else keys,))
     if last in ("q_norms", "k_norms"):  # [heads, head_dim]
         return Cut(0, (placement.share(whole.num_heads if last == "q_norms" else whole.num_kv_heads),))
-    if last == "qkv" and by_head:  # the query heads that share a key, it, its value
-        group = whole.num_heads // whole.num_kv_heads + 2
-        return Cut(rows, (_scaled(placement.share(whole.num_kv_heads), group * whole.head_dim),))
     if last == "qkv":
         q_rows, kv_rows = whole.num_heads * whole.head_dim, whole.num_kv_heads * whole.head_dim
         return Cut(rows, (queries, _shifted(keys, q_rows), _shifted(keys, q_rows + kv_rows)))
@@ -180,13 +167,13 @@ class PartReader(OperatorReader):
             return torch.empty(0, columns, dtype=self.dtype)
         return super().matrix(rows, columns, at=at, arrange=arrange)
 
-    def head(self, table: Matrix, *, tied: bool, bias: bool = False) -> Linear:
+    def head(self, table: Matrix, *, tied: bool) -> Linear:
         """Read this part's rows of the vocabulary projection; none but in the last stage."""
         if not self._placement.is_last:
             return Linear(torch.empty(0, table.shape[1], dtype=self.dtype))
         if tied:
-            return super().head(table, tied=True, bias=bias)
-        return self.linear({"head": self._num_head_rows}, table.shape[1], bias=bias)
+            return super().head(table, tied=True)
+        return self.linear({"head": self._num_head_rows}, table.shape[1])
 
     @property
     def _num_head_rows(self) -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from mlsys_core import __version__
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.posix import open_files_limit
 
-from mlsys_serving.http.tls import TlsConfig
-from mlsys_serving.tracing.config import TraceConfig
+if TYPE_CHECKING:
+    from mlsys_serving.http.tls import TlsConfig
+    from mlsys_serving.tracing.config import TraceConfig
 
 _SPARE_FILES = 96  # beside connections: logs, journals, workers
 MAX_HEADER_NBYTES = 64 * 1024  # of a request's line and headers, of trailers, and of what frames a body

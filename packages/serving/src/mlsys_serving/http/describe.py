@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 
 from mlsys_serving.http.errors import ClientDisconnectedError, ErrorFormat, ErrorInfo, HttpError, to_json
 from mlsys_serving.http.record import request_id_of
-from mlsys_serving.http.unions import without_branches
 
 MAX_MESSAGE_CHARS = 1000
 _MAX_FIELDS = 5  # problems named in one message
@@ -55,6 +54,8 @@ def describe(error: BaseException, *, validation_status: int = 422) -> ErrorInfo
     """
     error = unwrap(error)
     if isinstance(error, RequestValidationError):
+        from mlsys_serving.http.unions import without_branches
+
         return _from_validation(without_branches(error.errors(), error.body), validation_status)
     if isinstance(error, HTTPException):
         return _from_http_exception(error)

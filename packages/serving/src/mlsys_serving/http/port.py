@@ -21,7 +21,6 @@ from mlsys_serving.http.config import HttpConfig
 from mlsys_serving.http.errors import ErrorFormat, ErrorInfo, to_json
 from mlsys_serving.http.protocol import Connection
 from mlsys_serving.http.sockets import listen
-from mlsys_serving.http.tls import server_context
 
 _RETRY_AFTER_S = 2
 _LOOK_S = 0.01  # between two looks if the last connections of the loading phase are gone
@@ -63,7 +62,11 @@ class BoundPort:
         error_format: ErrorFormat | None = None,
         answers: bool = True,
     ) -> None:
-        self._ssl = None if config.tls is None else server_context(config.tls)
+        self._ssl = None
+        if config.tls is not None:
+            from mlsys_serving.http.tls import server_context
+
+            self._ssl = server_context(config.tls)
         self._config = config
         self._listener, self.address = listen(host, port, scheme="http" if self._ssl is None else "https")
         self._format = error_format or ErrorFormat()

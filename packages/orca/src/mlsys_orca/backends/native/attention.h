@@ -41,13 +41,12 @@ struct Attention {
     NormKind head_norm_kind;  // of queries and keys
     const float* head_norm;   // [num_heads + num_kv_heads, head_dim] its weights
     const float* head_shift;  // biases of the norm, same shape; null: 0
-    const float* slopes;      // [num_heads] ALiBi slopes: subtracted from scores, times the key's distance; null: none
     const float* sinks;    // [num_heads] attention sinks: score of one more key whose value is 0; null: none
     int32_t value_column;  // of the source, where the first head's values begin
     int32_t only_sampled;  // attends for the sampled rows alone; the others' keys and values are kept
 };
 MLSYS_STRUCT(Attention, source, target, layer, num_heads, num_kv_heads, head_dim, rotary_dim, rotary, window, scale,
-    softcap, norm_eps, head_norm_kind, head_norm, head_shift, slopes, sinks, value_column, only_sampled);
+    softcap, norm_eps, head_norm_kind, head_norm, head_shift, sinks, value_column, only_sampled);
 
 inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
@@ -103,25 +102,16 @@ struct Reach {
     int seen_by(int row, const Span& span) const { return past + row - span.start + 1; }
 };
 
-// first, first + 1, ...
-inline vf counting(int first) {
-    vf lanes;
-    for (int i = 0; i < LANES; i++) lanes[i] = (float)(first + i);
-    return lanes;
-}
-
 // Scores [first, limit) of a row's query head become weights, which sum to `total`; all others up to `stop` become 0. Scores
-// are counted from the piece's first key, `own` is the place behind the row's own.
+// are counted from the piece's first key.
 template <class T>
 inline void softmax(
-    const Attention& a, int query_head, float* scores, int first, int limit, int own, int stop, T* weights, float& top, float& total) {
+    const Attention& a, float* scores, int first, int limit, int stop, T* weights, float& top, float& total) {
     const int begin = first / LANES * LANES;
-    const float slope = a.slopes ? a.slopes[query_head] : 0.0f;
     vf most = splat(-INFINITY);
     for (int i = begin; i < limit; i += LANES) {
         vf s = load(scores + i) * splat(a.scale);
         if (a.softcap != 0.0f) s = splat(a.softcap) * fast_tanh(s / splat(a.softcap));
-        if (a.slopes) s = fma(splat(slope), counting(i + 1 - own), s);
         if (i < first || i + LANES > limit) s = only(s, first - i, limit - i, -INFINITY);
         store(scores + i, s);
         most = larger(most, s);
@@ -203,8 +193,7 @@ void attend(
                 const int own = reach.seen_by(tile.begin + (row + r) / group, tile.span) - shift;
                 const int first = std::max(0, a.window ? own - a.window : 0);
                 softmax(
-                    a, tile.head * group + (row + r) % group, scores + r * PIECE_STRIDE, first, std::min(own, keys), own,
-                    count * PANEL, weights + r * PIECE_STRIDE, out.tops(piece)[row + r], out.totals(piece)[row + r]);
+                    a, scores + r * PIECE_STRIDE, first, std::min(own, keys), count * PANEL, weights + r * PIECE_STRIDE, out.tops(piece)[row + r], out.totals(piece)[row + r]);
             }
             Arithmetic::weigh(blocks, weights, PIECE_STRIDE, some, keys, out.width, sums);
             copy_row(sums, out.values(piece) + (int64_t)row * out.width, some * out.width);

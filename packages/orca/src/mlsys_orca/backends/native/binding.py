@@ -6,7 +6,6 @@ Between :mod:`.lowering`, which writes the plan, and :mod:`.decoder`, which runs
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from typing import Any
 
@@ -32,7 +31,6 @@ from mlsys_orca.backends.native.plan import (
 )
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
-from mlsys_orca.model.recurrent import KEY_EPS
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor
 
@@ -123,6 +121,8 @@ class Binder:
                     accumulates=operator.accumulates,
                 )
             case Convolve() | Scan() | Gate():
+                from mlsys_orca.backends.native.recurrence import bind_recurrence
+
                 return bind_recurrence(operator, structs, self._number, self._keep)
             case Reduce():
                 bias = None if operator.linear is None else pack_bias(operator.linear, is_gated=False)
@@ -202,7 +202,6 @@ class Binder:
         attention, config = operator.attention, self._config
         norm = attention.qk_norm if isinstance(attention.qk_norm, RMSNorm | LayerNorm) else None
         shift = norm.bias if isinstance(norm, LayerNorm) else None
-        slopes = attention.options.slopes
         num_before = attention.num_heads + config.num_kv_heads  # heads of queries and keys
         return {
             "source": self._number[operator.source],
@@ -220,7 +219,6 @@ class Binder:
             "head_norm_kind": "layer_norm" if isinstance(norm, LayerNorm) else "rms_norm",
             "head_norm": self._keep(norm.weight) if norm is not None else None,
             "head_shift": self._keep(shift),
-            "slopes": None if slopes is None else self._keep(torch.tensor(slopes)),
             "sinks": self._keep(attention.options.sinks),
             "value_column": num_before * attention.head_dim if operator.value_column is None else operator.value_column,
             "only_sampled": operator.only_sampled,
@@ -242,70 +240,3 @@ class Binder:
         values = values.float().contiguous()
         self.kept.append(values)
         return address(values)
-
-
-def bind_recurrence(
-    operator: Convolve | Scan | Gate,
-    structs: Mapping[str, type[Struct]],
-    number: Mapping[str, int],
-    keep: Callable[[Tensor | None], int | None],
-) -> Struct:
-    """Return ``operator`` as the native program takes it.
-
-    Args:
-        operator: One of the plan.
-        structs: The program's, by name.
-        number: Of each register.
-        keep: Holds on to numbers and says where they are.
-    """
-    if isinstance(operator, Gate):
-        norm = operator.norm
-        kind = "sigmoid_alone"
-        if norm is not None:
-            kind = "norm_then_silu" if norm.is_first else "silu_then_norm"
-        return new(
-            structs["Gate"],
-            source=number[operator.source],
-            gate=number[operator.gate],
-            target=number[operator.target],
-            gate_column=operator.column,
-            kind=kind,
-            size=operator.size,
-            group=operator.size if norm is None else norm.size,
-            weight=None if norm is None else keep(norm.weight),
-            eps=0.0 if norm is None else norm.eps,
-        )
-    mixer, registers = operator.recurrence, (number[operator.source], number[operator.target])
-    part = mixer.part
-    begin = mixer.index * part.num_floats
-    if isinstance(operator, Convolve):
-        return new(
-            structs["Convolve"],
-            source=registers[0],
-            target=registers[1],
-            num_channels=part.num_channels,
-            num_taps=part.num_taps,
-            factors=keep(mixer.taps),
-            bias=keep(mixer.taps_bias),
-            state=begin,
-        )
-    steps = part.num_channels + part.num_values
-    return new(
-        structs["Scan"],
-        source=registers[0],
-        target=registers[1],
-        rule=part.rule,
-        num_heads=part.num_heads,
-        num_groups=part.num_groups,
-        is_tiled=part.is_tiled,
-        head_dim=part.head_dim,
-        state_size=part.state_size,
-        steps=number[operator.steps],
-        step_column=steps,
-        rate_column=steps + part.num_heads,
-        decay=keep(mixer.decay),
-        step_bias=keep(mixer.step_bias),
-        skip=keep(mixer.skip),
-        key_eps=KEY_EPS,
-        state=begin + part.num_kept_inputs,
-    )

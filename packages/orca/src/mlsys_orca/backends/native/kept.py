@@ -261,10 +261,7 @@ def can_be_kept(model: object, noted: NotedCheckpoint) -> bool:
     """
     if not isinstance(model, Decoder) or not noted.matrices:
         return False
-    weights: list[object] = [model.embedding.table]
-    weights += [
-        each.weight for each in model.modules() if isinstance(each, Linear) and each is not model.embedding.project
-    ]
+    weights = [model.embedding.table, *(each.weight for each in model.modules() if isinstance(each, Linear))]
     matrices = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
     sizes = {each.codes.data_ptr(): each.out_features * each.in_features for each in matrices}
     return sum(sizes.values()) == noted.num_values  # each once, however many products share it

@@ -1,46 +1,29 @@
 """Lower a decoder's modules to a plan: one small function per kind of layer, MLP and head.
 
 The modules stay what a model is; here is only how each is written in the plan's operators. What has no operator raises
-:class:`~.plan_writer.LoweringError` with its name, and the model keeps its torch path.
+:class:`~.plan_writer.LoweringError` with its name, and the model keeps its torch path. Parts that few models have are
+in :mod:`.lowering_parts`, which is imported with the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import singledispatch
 
-from mlsys_orca.backends.native.plan import (
-    LOGITS,
-    STATES,
-    Combine,
-    Convolve,
-    DecoderPlan,
-    Gate,
-    Grouped,
-    Reduce,
-    Route,
-    Scan,
-    leaving_rows_behind,
-)
+from mlsys_orca.backends.native.plan import LOGITS, STATES, DecoderPlan, leaving_rows_behind
 from mlsys_orca.backends.native.plan_writer import LoweringError, PlanWriter
 from mlsys_orca.model.blocks import (
     MLP,
+    Attention,
     Decoder,
     GatedMLP,
     ParallelLayer,
-    PostNormLayer,
     PreNormLayer,
+    RotatedBy,
     SandwichLayer,
 )
-from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
-from mlsys_orca.model.latent import LatentAttention
-from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
-from mlsys_orca.model.recurrent import GatedAttention, MixerLayer, Recurrence
+from mlsys_orca.model.layers import LayerNorm, RMSNorm
 from mlsys_orca.model.slices import num_slices
-from torch import Tensor, nn, stack
-
-ENTRIES, RESULTS, SHARED = "entries", "results", "shared"  # registers of experts
-PROJECTED, CONVOLVED, SCANNED, GATED = "projected", "convolved", "scanned", "let_through"  # of recurrent layers
+from torch import nn
 
 
 def lower(decoder: Decoder, *, slices: int | None = None, num_ranks: int = 1, has_head: bool = True) -> DecoderPlan:
@@ -68,20 +51,17 @@ def lower(decoder: Decoder, *, slices: int | None = None, num_ranks: int = 1, ha
 
 
 @singledispatch
-def lower_layer(layer: nn.Module, plan: PlanWriter) -> None:  # noqa: ARG001 - its registered forms write to it
+def lower_layer(layer: nn.Module, plan: PlanWriter) -> None:
     """Write one layer, from ``states`` to ``states``."""
-    raise LoweringError(f"a layer by {type(layer).__name__}")
+    from mlsys_orca.backends.native.lowering_parts import lower_mixer
+
+    lower_mixer(layer, plan)
 
 
 @lower_layer.register
 def _(layer: PreNormLayer, plan: PlanWriter) -> None:
     _attention(layer.attention, plan, STATES, norm=layer.attention_norm)
     lower_mlp(layer.mlp, plan, STATES, norm=layer.mlp_norm)
-
-
-@lower_layer.register
-def _(layer: MixerLayer, plan: PlanWriter) -> None:
-    _attention(layer.mixer, plan, STATES, norm=layer.norm)
 
 
 @lower_layer.register
@@ -96,14 +76,6 @@ def _(layer: ParallelLayer, plan: PlanWriter) -> None:
 
 
 @lower_layer.register
-def _(layer: PostNormLayer, plan: PlanWriter) -> None:
-    _attention(layer.attention, plan, STATES)
-    plan.normalise(STATES, layer.attention_norm, STATES)
-    lower_mlp(layer.mlp, plan, STATES)
-    plan.normalise(STATES, layer.mlp_norm, STATES)
-
-
-@lower_layer.register
 def _(layer: SandwichLayer, plan: PlanWriter) -> None:
     _attention(layer.attention, plan, "branch", norm=layer.attention_norm)
     plan.normalise("branch", layer.attention_out_norm, STATES, accumulates=True)
@@ -112,14 +84,10 @@ def _(layer: SandwichLayer, plan: PlanWriter) -> None:
 
 
 def _attention(layer_attention: nn.Module, plan: PlanWriter, target: str, *, norm: nn.Module | None = None) -> None:
-    if isinstance(layer_attention, LatentAttention):
-        lower_latents(layer_attention, plan, target, norm=norm)
-        return
-    if isinstance(layer_attention, Recurrence):
-        lower_recurrence(layer_attention, plan, target, norm=norm)
-        return
-    if isinstance(layer_attention, GatedAttention):
-        lower_gated_attention(layer_attention, plan, target, norm=norm)
+    if not isinstance(layer_attention, Attention | RotatedBy):
+        from mlsys_orca.backends.native.lowering_parts import lower_attention
+
+        lower_attention(layer_attention, plan, target, norm=norm)
         return
     attention, rotary = plan.rotated(layer_attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
@@ -129,7 +97,9 @@ def _attention(layer_attention: nn.Module, plan: PlanWriter, target: str, *, nor
 
 def lower_mlp(mlp: nn.Module, plan: PlanWriter, target: str, *, norm: nn.Module | None = None) -> None:
     """Write an MLP that reads ``states``; it adds to ``states``, or fills another register."""
-    if isinstance(mlp, MixtureOfExperts | SharedExpert):
+    if not isinstance(mlp, MLP | GatedMLP):
+        from mlsys_orca.backends.native.lowering_parts import lower_experts
+
         lower_experts(mlp, plan, target, norm=norm)
         return
     _inner(mlp, plan, norm=norm)
@@ -156,7 +126,7 @@ def _scaled(norm: nn.Module, factor: float) -> nn.Module:
     """Return ``norm`` whose results are ``factor`` times as large."""
     if factor == 1:
         return norm
-    if not isinstance(norm, RMSNorm | LayerNorm) or norm.weight is None:
+    if not isinstance(norm, RMSNorm | LayerNorm):
         raise LoweringError(f"logits scaled by {factor} after a {type(norm).__name__}")
     if isinstance(norm, RMSNorm):
         return RMSNorm(norm.weight * factor, eps=norm.eps, dtype=norm.dtype)
@@ -166,192 +136,4 @@ def _scaled(norm: nn.Module, factor: float) -> nn.Module:
 
 def _lower_head(decoder: Decoder, plan: PlanWriter) -> None:
     norm = _scaled(decoder.norm, decoder.config.logit_scale)
-    if isinstance(decoder.head, nn.Sequential):
-        project, head = decoder.head
-        plan.gemm(STATES, project, "projected", norm=norm)
-        plan.gemm("projected", head, LOGITS)
-    else:
-        plan.gemm(STATES, decoder.head, LOGITS, norm=norm)
-
-
-def lower_latents(attention: LatentAttention, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
-    """Write latent attention that reads ``states``; it adds to ``states``, or fills another register.
-
-    Raises:
-        LoweringError: products of heads differ in form, or ranks share them.
-    """
-    if plan.num_ranks > 1:
-        raise LoweringError("latent attention that ranks share")
-    core, turned = attention.core, attention.rotary_dim
-    heads, width = core.num_heads, core.head_dim
-    plan.write("qkv", (heads + 1) * width)
-    source, source_norm = STATES, norm
-    if attention.query_down is not None:
-        source, source_norm = "query_latent", attention.query_norm
-        plan.gemm(STATES, attention.query_down, source, norm=norm)
-    plan.gemm(source, attention.query_plain, "queries", norm=source_norm)
-    rotary = plan.alike(attention.query_rotary, "heads")
-    ups = plan.alike(attention.key_up, "heads")
-    values = plan.alike(attention.value_up, "heads")
-    plan.operators.append(
-        Grouped(
-            source=source,
-            target="qkv",
-            linears=rotary,
-            rows_of="parts",
-            norm=plan.norm(source_norm),
-            target_step=width,
-        )
-    )
-    plan.operators.append(
-        Grouped(
-            source="queries",
-            target="qkv",
-            linears=ups,
-            rows_of="parts",
-            source_step=ups[0].in_features,
-            column=turned,
-            target_step=width,
-        )
-    )
-    plan.gemm(STATES, attention.key_rotary, "qkv", norm=norm, column=heads * width)
-    plan.gemm(STATES, attention.latent, "latent", norm=norm)
-    plan.normalise("latent", attention.latent_norm, "qkv", target_column=heads * width + turned)
-    plan.attend(core, "qkv", "attended", rotary=plan.rotary, value_column=heads * width)
-    plan.write("values", heads * values[0].out_features)
-    plan.operators.append(
-        Grouped(
-            source="attended",
-            target="values",
-            linears=values,
-            rows_of="parts",
-            source_column=turned,
-            source_step=width,
-            target_step=values[0].out_features,
-        )
-    )
-    plan.sum_of_ranks("values", core.output, target)
-
-
-def lower_experts(
-    mlp: MixtureOfExperts | SharedExpert, plan: PlanWriter, target: str, *, norm: nn.Module | None
-) -> None:
-    """Write experts that read ``states``; they add to ``states``, or fill another register.
-
-    Raises:
-        LoweringError: an expert is no gated MLP, or unlike the others.
-    """
-    experts = mlp.experts if isinstance(mlp, SharedExpert) else mlp
-    mlps = [each for each in experts.experts if isinstance(each, GatedMLP)]
-    if len(mlps) != len(experts.experts):
-        raise LoweringError("experts other than gated MLPs")
-    first, chosen, routing = mlps[0], experts.choice.num_chosen, plan.new_routing()
-    gates = plan.alike((each.gate_up for each in mlps), "experts")
-    downs = plan.alike((each.down for each in mlps), "experts")
-    plan.gemm(STATES, experts.router, "scores", norm=norm)
-    plan.operators.append(Route(source="scores", routing=routing, choice=experts.choice))
-    plan.write(ENTRIES, chosen * downs[0].in_features)
-    plan.operators.append(
-        Grouped(
-            source=STATES,
-            target=ENTRIES,
-            linears=gates,
-            rows_of="tokens",
-            routing=routing,
-            norm=plan.norm(norm),
-            activation=first.activation_name,
-            is_gated=True,
-            limits=first.limits,
-        )
-    )
-    gate = None
-    if isinstance(mlp, SharedExpert):
-        # Both read the states before any sum reaches them.
-        if mlp.router is not None:
-            gate = "shared_gate"
-            plan.gemm(STATES, mlp.router, gate, norm=norm)
-        plan.gated_mlp(mlp.shared, SHARED, norm=norm)
-    plan.write(RESULTS, chosen * downs[0].out_features)
-    plan.operators.append(
-        Grouped(
-            source=ENTRIES,
-            target=RESULTS,
-            linears=downs,
-            rows_of="entries",
-            routing=routing,
-            num_slices=plan.num_slices,
-            is_partial=plan.num_ranks > 1,
-        )
-    )
-    if plan.num_ranks > 1:
-        plan.operators.append(Reduce(target=RESULTS, linear=None, accumulates=False))
-    if target != STATES:
-        plan.write(target, downs[0].out_features)
-    plan.operators.append(
-        Combine(
-            source=RESULTS,
-            target=target,
-            routing=routing,
-            accumulates=target == STATES,
-            biases=_biases(downs),
-            shared=SHARED if isinstance(mlp, SharedExpert) else None,
-            gate=gate,
-        )
-    )
-
-
-def _biases(linears: Sequence[Linear]) -> Tensor | None:
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    return stack(biases).float() if biases else None
-
-
-def lower_recurrence(mixer: Recurrence, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
-    """Write a recurrent layer's part that reads ``states``; it adds to ``states``, or fills another register.
-
-    Raises:
-        LoweringError: ranks share it.
-    """
-    if plan.num_ranks > 1:
-        raise LoweringError("a recurrent layer that ranks share")
-    part = mixer.part
-    plan.gemm(STATES, mixer.input, PROJECTED, norm=norm)
-    plan.write(CONVOLVED, part.num_channels)
-    plan.operators.append(Convolve(source=PROJECTED, target=CONVOLVED, recurrence=mixer))
-    plan.write(SCANNED, part.num_values)
-    plan.operators.append(Scan(source=CONVOLVED, steps=PROJECTED, target=SCANNED, recurrence=mixer))
-    plan.write(GATED, part.num_values)
-    plan.operators.append(
-        Gate(
-            source=SCANNED,
-            gate=PROJECTED,
-            target=GATED,
-            column=part.num_channels,
-            size=part.num_values,
-            norm=mixer.norm,
-        )
-    )
-    plan.sum_of_ranks(GATED, mixer.output, target)
-
-
-def lower_gated_attention(gated: GatedAttention, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
-    """Write attention whose results pass gates; it adds to ``states``, or fills another register.
-
-    Raises:
-        LoweringError: ranks share it, or the attention has no operator.
-    """
-    if plan.num_ranks > 1:
-        raise LoweringError("gated attention that ranks share")
-    attention = gated.attention
-    width = attention.num_heads * attention.head_dim
-    plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
-    plan.attend(attention, "qkv", "attended", rotary=plan.rotary)
-    plan.operators.append(
-        Gate(
-            source="attended",
-            gate="qkv",
-            target="attended",
-            column=attention.num_all * attention.head_dim,
-            size=width,
-        )
-    )
-    plan.sum_of_ranks("attended", attention.output, target)
+    plan.gemm(STATES, decoder.head, LOGITS, norm=norm)

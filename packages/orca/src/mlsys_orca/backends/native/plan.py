@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlsys_orca.model.blocks import Attention, Limits
-from mlsys_orca.model.experts import Choice
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
-from mlsys_orca.model.recurrent import GateNorm, Recurrence
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mlsys_orca.model.experts import Choice
+    from mlsys_orca.model.recurrent import GateNorm, Recurrence
 
 STATES = "states"
 LOGITS = "logits"

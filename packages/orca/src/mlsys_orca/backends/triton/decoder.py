@@ -143,7 +143,7 @@ def missing_kernel(decoder: nn.Module) -> str | None:
         if type(module) is not Attention:
             return f"attention by {type(module).__name__}"
         options = module.options
-        if options.bias is not None or options.slopes is not None or not options.is_causal:
+        if options.bias is not None or not options.is_causal:
             return "attention with a bias, or to later tokens"
         if options.sinks is not None:
             return "attention with sinks"

@@ -10,8 +10,16 @@ from typing import Any
 import torch
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ExpertChoice, LatentPart, ModelConfig, refuse
-from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import GGUF_EXPERTS, SharedExpert, choice_of, expert_fields, read_experts, read_gated
+from mlsys_orca.model.config_readers import (
+    GGUF_EXPERTS,
+    GGUF_STEMS,
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
+    expert_fields,
+    require,
+)
+from mlsys_orca.model.experts import SharedExpert, choice_of, read_experts, read_gated
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.latent import LatentAttention, rows_of

@@ -34,26 +34,13 @@ _STEMS: Stems = {
 _BIASED: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 
 
-def config_by_gpt2_names(
-    raw: Mapping[str, Any], architecture: str, *, max_positions: int = 1024, tied: bool = True, **changes: Any
-) -> ModelConfig:
-    """Read a shape from a ``config.json`` whose fields have GPT-2's names.
-
-    Args:
-        raw: The file.
-        architecture: The family's name.
-        max_positions: Positions where the file does not say.
-        tied: Whether the head is the embedding table where the file does not say.
-        changes: Further fields of the result.
-
-    Raises:
-        InvalidInputError: a field is missing, or asks for what no family computes.
-    """
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    refuse(bool(raw.get("scale_attn_by_inverse_layer_idx")), "attention scaled by the layer's number")
     require(raw, "n_embd", "n_layer", "n_head", "vocab_size")
     refuse_common(raw)
     hidden, heads = raw["n_embd"], raw["n_head"]
     return ModelConfig(
-        architecture=architecture,
+        architecture="gpt2",
         vocab_size=raw["vocab_size"],
         hidden_size=hidden,
         intermediate_size=raw.get("n_inner") or 4 * hidden,
@@ -61,18 +48,13 @@ def config_by_gpt2_names(
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=hidden // heads,
-        max_positions=raw.get("n_positions", max_positions),
+        max_positions=raw.get("n_positions", 1024),
         norm_eps=raw.get("layer_norm_epsilon", 1e-5),
         activation=activation_name(raw.get("activation_function", "gelu_new")),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", tied)),
-        **changes,
+        tied_embeddings=bool(raw.get("tie_word_embeddings", True)),
+        attention_scale=None if raw.get("scale_attn_weights", True) else 1.0,
+        **_BIASED,
     )
-
-
-def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
-    refuse(bool(raw.get("scale_attn_by_inverse_layer_idx")), "attention scaled by the layer's number")
-    scale = None if raw.get("scale_attn_weights", True) else 1.0
-    return config_by_gpt2_names(raw, "gpt2", attention_scale=scale, **_BIASED)
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:

@@ -16,14 +16,16 @@ from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention, GatedMLP, Limits
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import (
+    GGUF_EXPERTS,
     GgufFields,
     config_from_gguf,
     config_from_huggingface,
+    expert_fields,
     require,
     windows_from_huggingface,
     yarn_from_gguf,
 )
-from mlsys_orca.model.experts import GGUF_EXPERTS, Choice, MixtureOfExperts, expert_fields
+from mlsys_orca.model.experts import Choice, MixtureOfExperts
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear

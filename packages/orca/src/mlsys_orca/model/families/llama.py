@@ -13,8 +13,14 @@ from typing import Any
 from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
-from mlsys_orca.model.experts import GGUF_EXPERTS, expert_fields
+from mlsys_orca.model.config_readers import (
+    GGUF_EXPERTS,
+    GGUF_STEMS,
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
+    expert_fields,
+)
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
 

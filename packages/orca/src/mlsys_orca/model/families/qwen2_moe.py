@@ -12,16 +12,14 @@ from typing import Any
 
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import (
-    Choice,
-    SharedExpert,
+from mlsys_orca.model.config_readers import (
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
     expert_fields,
-    read_experts,
-    read_gated,
-    refuse_dense_layers,
-    shared_size,
+    require,
 )
+from mlsys_orca.model.experts import Choice, SharedExpert, read_experts, read_gated, refuse_dense_layers, shared_size
 from mlsys_orca.model.families import qwen2, qwen3_moe
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear

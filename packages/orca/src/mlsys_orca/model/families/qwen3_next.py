@@ -8,8 +8,14 @@ from typing import Any
 
 from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
-from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import expert_fields, refuse_dense_layers, shared_size
+from mlsys_orca.model.config_readers import (
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
+    expert_fields,
+    require,
+)
+from mlsys_orca.model.experts import refuse_dense_layers, shared_size
 from mlsys_orca.model.families import qwen2_moe, qwen3
 from mlsys_orca.model.families.gemma2 import one_plus_norm
 from mlsys_orca.model.family import Family, Stems
