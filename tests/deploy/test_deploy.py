@@ -34,8 +34,8 @@ def series(families: Iterable[Metric]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def orca_families(tmp_path_factory: pytest.TempPathFactory) -> list[Metric]:
     from mlsys_orca.api.metrics import EngineMetrics
-    from mlsys_orca.engine.client import Recoveries
     from mlsys_orca.engine.engine import Engine, EngineConfig
+    from mlsys_orca.engine.settings import Recoveries
     from mlsys_orca.loading.load import load_model
 
     spec = importlib.util.spec_from_file_location("orca_conftest", ROOT / "tests" / "orca" / "conftest.py")

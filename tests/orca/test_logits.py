@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.backends.sampler import reshaped, sample
+from mlsys_orca.backends.drawing import reshaped
+from mlsys_orca.backends.sampler import sample
 from mlsys_orca.scheduling.batch import SamplingParams
 from numpy.typing import NDArray
 from transformers import RepetitionPenaltyLogitsProcessor

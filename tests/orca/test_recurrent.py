@@ -13,9 +13,9 @@ from mlsys_core.errors import InvalidInputError, MemoryPlanError
 from mlsys_core.plugins import installed_plugins
 from mlsys_orca import LLM
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
-from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.fit import fit_of
+from mlsys_orca.engine.settings import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdaptedDecoder

@@ -2,7 +2,8 @@ from collections import Counter
 
 import pytest
 import torch
-from mlsys_orca.backends.sampler import sample, uniform
+from mlsys_orca.backends.drawing import uniform
+from mlsys_orca.backends.sampler import sample
 from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
 
 

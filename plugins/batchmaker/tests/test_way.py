@@ -26,4 +26,4 @@ def test_a_cells_way():
         engine.close()
     assert sorted(files_of_page(PAGE)) == sorted(passed)
     assert f"{len(passed)} Python files" in (ROOT / PAGE).read_text()
-    assert num_lines(passed) < 5500
+    assert num_lines(passed) < 5300

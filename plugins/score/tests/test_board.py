@@ -14,7 +14,8 @@ from mlsys_score.board import Board
 from mlsys_score.recording import parse_recording
 from mlsys_score.replay import fit_costs
 from mlsys_serving.tracing import EngineTraces
-from mlsys_serving.watch import NUM_KEPT, BatchSource, Kind, Square
+from mlsys_serving.watch import BatchSource, Kind, Square
+from mlsys_serving.watch_log import NUM_KEPT
 
 
 class Clock:

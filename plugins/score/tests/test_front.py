@@ -20,7 +20,8 @@ from mlsys_score.extension import ScoreOptions
 from mlsys_score.page import live_page, recording_page
 from mlsys_serving.extensions import Extensions, Served
 from mlsys_serving.http import BackgroundServer, HttpConfig, create_app
-from mlsys_serving.watch import EventLog, Kind, Square, Watch
+from mlsys_serving.watch import Kind, Square, Watch
+from mlsys_serving.watch_log import EventLog
 
 
 class Engine:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from mlsys_core.plugins import installed_plugins
 from mlsys_orca.engine import wire
-from mlsys_orca.engine.client import EngineCounts
 from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.settings import EngineCounts
 from mlsys_orca.engine.watching.feed import IterationFeed, Part
 from mlsys_orca.engine.watching.remote import parts_of
 from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken

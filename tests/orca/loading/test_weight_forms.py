@@ -12,7 +12,8 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.layers import Embedding, Linear
+from mlsys_orca.model.embedding import Embedding
+from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor
 

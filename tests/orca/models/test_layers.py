@@ -4,7 +4,8 @@ import pytest
 import torch
 from mlsys_orca.model.blocks import MLP, GatedMLP
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, RMSNorm, Rotary, rotate
+from mlsys_orca.model.embedding import Embedding
+from mlsys_orca.model.layers import ACTIVATIONS, LayerNorm, Linear, RMSNorm, Rotary, rotate
 
 CPU = torch.device("cpu")
 

@@ -21,8 +21,8 @@ import torch
 from mlsys_core.errors import MlsysError
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
-from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.engine.settings import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.parts import divide

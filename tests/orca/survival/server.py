@@ -36,8 +36,8 @@ from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.engine import core
-from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.engine.settings import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.scheduling.request_pool import RequestPool
 from mlsys_orca.text.chat_template import ChatTemplate

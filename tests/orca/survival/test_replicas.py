@@ -11,8 +11,8 @@ import httpx
 import pytest
 from mlsys_core.cli.main import run
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.engine import Engine
+from mlsys_orca.engine.settings import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_serving.processes import can_supervise
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import WorkerId
-from mlsys_orca.engine.client import EngineCounts, PoolCounts
 from mlsys_orca.engine.fleet.replica import NOTHING, history, summed
 from mlsys_orca.engine.fleet.routing import KeptBlocks, Load, chain_of, choose
+from mlsys_orca.engine.settings import EngineCounts, PoolCounts
 from mlsys_orca.scheduling.batch import GenerationRequest
 
 from tests.orca.survival.test_progress import BLOCK, REQUESTS, Memory, requests_of, run, scheduler_of

@@ -19,8 +19,9 @@ from mlsys_orca.model.attention import ragged_attention
 from mlsys_orca.model.blocks import Attention, Decoder, GatedMLP, PreNormLayer
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.embedding import Embedding
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.model.layers import Embedding, Linear, RMSNorm, Rotary, rotate
+from mlsys_orca.model.layers import Linear, RMSNorm, Rotary, rotate
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 from torch import Tensor
 from torch.nn import functional

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlsys_serving.extensions import Extensions
-from mlsys_serving.http.app import Router
 from mlsys_serving.http.bodies import parse_json, plain_body
+from mlsys_serving.http.runtime import Router
 from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.isolation.halves import NotFiniteError

@@ -10,11 +10,11 @@ from typing import Any
 
 from fastapi import FastAPI
 from mlsys_core.errors import MlsysError
-from mlsys_serving.http.app import runtime_of
 from mlsys_serving.http.bodies import body_too_large
 from mlsys_serving.http.describe import describe
 from mlsys_serving.http.errors import HttpError
 from mlsys_serving.http.record import RequestRecord, attach
+from mlsys_serving.http.runtime import runtime_of
 from starlette.types import Message, Scope
 
 

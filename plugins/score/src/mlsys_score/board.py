@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from mlsys_serving.watch import Event, Source, Square
+from mlsys_serving.watch import Source, Square
+from mlsys_serving.watch_log import Event
 
 from mlsys_score.events import FORMAT, VERSION, Column, Row, TableChange
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Query, Request, Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.extensions import Panel
-from mlsys_serving.http.app import Router
 from mlsys_serving.http.errors import HttpError
+from mlsys_serving.http.runtime import Router
 from mlsys_serving.http.streaming import ClosingStreamingResponse, RequestThreads
 
 from mlsys_score.board import Board

@@ -16,8 +16,8 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, SimulatedExecutor, simulate
 from mlsys_core.loop.clock import VirtualClock
 from mlsys_core.plugins import Registry
-from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import pool_of
+from mlsys_orca.engine.settings import EngineConfig, EngineShape
 from mlsys_orca.engine.watching.feed import IterationFeed
 from mlsys_orca.engine.watching.local import parts_of
 from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken

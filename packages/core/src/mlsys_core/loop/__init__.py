@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mlsys_core.lazy import lazy_exports
 from mlsys_core.loop.clock import VirtualClock, WallClock
 from mlsys_core.loop.dispatch import Collector
-from mlsys_core.loop.executors import EventSignal, InlineExecutor, Signal, StreamExecutor, ThreadExecutor
 from mlsys_core.loop.inbox import LoopClosedError, LoopState
+from mlsys_core.loop.inline import InlineExecutor
 from mlsys_core.loop.protocols import (
     Clock,
     Draining,
@@ -27,6 +27,7 @@ from mlsys_core.loop.queue import QueueFullError, RequestQueue, ServeRequest
 from mlsys_core.loop.serving_loop import ServingLoop
 
 if TYPE_CHECKING:
+    from mlsys_core.loop.executors import EventSignal, Signal, StreamExecutor, ThreadExecutor
     from mlsys_core.loop.simulated import ServedRequest, SimulatedExecutor, SimulatedRun, Simulation, simulate
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "executors": ["EventSignal", "Signal", "StreamExecutor", "ThreadExecutor"],
         "simulated": ["ServedRequest", "SimulatedExecutor", "SimulatedRun", "Simulation", "simulate"],
     },
 )

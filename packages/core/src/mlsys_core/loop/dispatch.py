@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 from mlsys_core.errors import ServingError
+from mlsys_core.loop.many_workers import workers_of
 from mlsys_core.loop.protocols import (
     Batch,
     BatchIn,
@@ -27,7 +28,7 @@ from mlsys_core.loop.protocols import (
     Scheduler,
     WorkerId,
 )
-from mlsys_core.loop.workers import Completion, Lost, workers_of
+from mlsys_core.loop.workers import Completion, Lost
 
 _logger = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
-"""Executors around a function of one batch: in the caller's thread, on a worker thread, or over a device's stream.
+"""Executors around a function of one batch: on a worker thread, or over a device's stream.
 
-Below the loop, above the computation: real engines wrap their runner's ``step`` in a :class:`ThreadExecutor`. The first
-two block on C queues and never spin. A :class:`StreamExecutor` issues batches without waiting, the same for every kind
-of device that :func:`mlsys_core.device.get_device` knows: nothing is called back, a signal stands behind each batch on
-the stream, and ``wait`` asks for it. The simulated one is in :mod:`mlsys_core.loop.simulated`.
+Below the loop, above the computation, as :class:`~mlsys_core.loop.inline.InlineExecutor`, which runs batches in the
+waiting thread. A :class:`ThreadExecutor` blocks on C queues and never spins. A :class:`StreamExecutor` issues batches
+without waiting, the same for every kind of device that :func:`mlsys_core.device.get_device` knows: nothing is called
+back, a signal stands behind each batch on the stream, and ``wait`` asks for it. The simulated one is in
+:mod:`mlsys_core.loop.simulated`.
 """
 
 from __future__ import annotations
@@ -12,84 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Generic, Protocol, Self
 
 from mlsys_core.device.protocols import Device, Event, Stream
-from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.errors import ServingError
+from mlsys_core.loop.inline import require_in_flight
 from mlsys_core.loop.protocols import Batch, Clock, Output, WorkerId
-from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers, take
-
-
-def require_in_flight(max_in_flight: int) -> int:
-    """Return ``max_in_flight`` if it is valid for an executor.
-
-    Raises:
-        InvalidInputError: it is below 1.
-    """
-    if max_in_flight < 1:
-        raise InvalidInputError(f"max_in_flight={max_in_flight}: an executor takes at least 1 batch at a time")
-    return max_in_flight
-
-
-class InlineExecutor(Generic[Batch, Output]):
-    """Runs each batch inside ``wait``, in the thread that waits: no thread, no hand-over.
-
-    For work that releases nothing to overlap with, and for tests. While a batch runs the loop admits and cancels
-    nothing.
-
-    Args:
-        fn: takes a batch and returns its output; an exception becomes the output.
-        max_in_flight: batches taken before the first has run.
-
-    Raises:
-        InvalidInputError: ``max_in_flight`` is below 1.
-
-    Example:
-        >>> executor = InlineExecutor(lambda batch: batch * 2)
-        >>> executor.submit(21)
-        >>> executor.wait(None)
-        (21, 42)
-    """
-
-    def __init__(self, fn: Callable[[Batch], Output], *, max_in_flight: int = 1) -> None:
-        self.max_in_flight = require_in_flight(max_in_flight)
-        self._fn = fn
-        self._tasks: SimpleQueue[tuple[Batch] | None] = SimpleQueue()  # None: an interrupt
-        self._closed = False
-
-    def submit(self, batch: Batch) -> None:
-        """Queue ``batch`` for the next ``wait``.
-
-        Raises:
-            ServingError: the executor is closed.
-        """
-        if self._closed:
-            raise ServingError("this executor is closed: make a new one")
-        self._tasks.put((batch,))
-
-    def wait(self, timeout_s: float | None) -> tuple[Batch, Output | BaseException] | None:
-        """Run the oldest batch and return it with its output; see :class:`~mlsys_core.loop.protocols.Executor`."""
-        task = take(self._tasks, timeout_s)
-        if task is None:
-            return None
-        (batch,) = task
-        try:
-            return batch, self._fn(batch)
-        except Exception as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
-            return batch, error
-
-    def interrupt(self) -> None:
-        """Make a waiting ``wait`` without work return."""
-        self._tasks.put(None)
-
-    def close(self) -> None:
-        """Refuse further batches and drop those not yet run."""
-        self._closed = True
-        with suppress(Empty):  # no look before the get: a signal handler may close it in between
-            while True:
-                self._tasks.get_nowait()
+from mlsys_core.loop.workers import Completion, Workers, take
 
 
 class ThreadExecutor(Generic[Batch, Output]):
@@ -140,6 +71,8 @@ class ThreadExecutor(Generic[Batch, Output]):
     @staticmethod
     def as_workers(executors: Sequence[ThreadExecutor[Any, Any]], clock: Clock) -> Workers[Any, Any]:
         """Return ``executors`` behind one wait."""
+        from mlsys_core.loop.many_workers import QueuedWorkers
+
         return QueuedWorkers(executors, clock)
 
     def submit(self, batch: Batch) -> None:

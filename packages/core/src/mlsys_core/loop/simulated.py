@@ -19,8 +19,8 @@ from typing import Any, Generic
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop.clock import VirtualClock
-from mlsys_core.loop.executors import require_in_flight
 from mlsys_core.loop.inbox import LoopState
+from mlsys_core.loop.inline import require_in_flight
 from mlsys_core.loop.protocols import (
     Batch,
     Clock,

@@ -5,13 +5,14 @@ through ctypes. :class:`Kernel` names one. Callers keep a path in torch for mach
 fits nor a compiler, and say so with :func:`warn_without_kernels`.
 
 ``levels`` names the instruction sets and all inputs of a library, ``compiler`` runs the compiler, ``store``
-keeps libraries that can be trusted, ``loader`` ties them together. ``structs`` reads what a library declares of its
-structs and functions.
+keeps libraries that can be trusted, ``loader`` ties them together. ``declarations`` reads what a library declares of
+its structs and functions, ``structs`` fills them.
 """
 
+from mlsys_core.native.declarations import bind, expect
 from mlsys_core.native.levels import FLAGS, INCLUDE, LEVELS, NATIVE, Level, builds, executable_levels
 from mlsys_core.native.loader import Kernel, load_kernel, warn_without_kernels
-from mlsys_core.native.structs import Struct, bind, expect, new
+from mlsys_core.native.structs import Struct, new
 
 __all__ = [
     "FLAGS",

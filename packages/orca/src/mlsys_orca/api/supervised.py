@@ -16,10 +16,10 @@ from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, Supervisor
 from mlsys_orca.api.server import available_memory_nbytes, make_app, say_to_terminal
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
-from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.fleet.fleet import RemoteEngine
+from mlsys_orca.engine.settings import EngineConfig, EngineShape
 from mlsys_orca.engine.worker import Worker, WorkerSettings
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import shared_empty

@@ -25,8 +25,8 @@ from mlsys_core.plugins.loading import find_module_compiler
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.backends.runner import Runner, intra_op_threads
-from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.iteration_trace import Run, record_iterations
+from mlsys_orca.engine.settings import EngineConfig, EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_dtype_name, kv_nbytes_per_token
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlsys_orca.engine.client import EngineConfig, EngineShape
+from mlsys_orca.engine.settings import EngineConfig, EngineShape
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.parallel.ranks import ParallelModel
 from mlsys_orca.parallel.wiring import GroupShape

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import LoopRecorder
 from mlsys_core.plugins import Registry
-from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts, EngineShape
+from mlsys_orca.engine.client import BusyError, EngineClient
 from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
+from mlsys_orca.engine.settings import EngineConfig, EngineCounts, EngineShape
 from mlsys_orca.engine.streams import EngineStats, Streams, TokenStream
 from mlsys_orca.engine.watching.local import LocalScore
 from mlsys_orca.loading.loaded import LoadedModel

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import msgspec
-from mlsys_orca.engine.client import EngineCounts
+from mlsys_orca.engine.settings import EngineCounts
 from mlsys_orca.scheduling.batch import (
     FinishedBy,
     GenerationRequest,

@@ -15,9 +15,9 @@ from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.loop import Finished
 from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.engine import wire
-from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import EngineCore
 from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.engine.settings import EngineConfig
 from mlsys_orca.engine.work_watch import IterationDeadline, WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import KVCache

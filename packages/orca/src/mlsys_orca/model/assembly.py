@@ -21,7 +21,8 @@ from mlsys_orca.model.blocks import (
     SandwichLayer,
 )
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.layers import Embedding, Rotaries, Rotary, halves_of_pairs
+from mlsys_orca.model.embedding import Embedding
+from mlsys_orca.model.layers import Rotaries, Rotary, halves_of_pairs
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
 from torch import Tensor, nn
 

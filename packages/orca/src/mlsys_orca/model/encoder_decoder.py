@@ -20,8 +20,8 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.blocks import Decoder, PreNormLayer
 from mlsys_orca.model.decoder import AttentionSpan, ForwardInputs
+from mlsys_orca.model.embedding import Embedding
 from mlsys_orca.model.kv_cache import KVCache, slots_of
-from mlsys_orca.model.layers import Embedding
 from torch import Tensor, nn
 
 

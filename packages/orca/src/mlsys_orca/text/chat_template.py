@@ -2,9 +2,9 @@
 
 The template is the model file's own, written in Jinja; it is rendered as the ``transformers`` library does, but in a
 sandbox inside a process with bounds (:mod:`.template_worker`), since model files come from anywhere: one for this
-process, started when first asked, and again if it was ended. Frames go through pipes, so that nothing here waits with
-the interpreter's lock. Used by the front
-for chat requests. The marks of reasoning that a template shows are found in its text.
+process, started when first asked, and again if it was ended. Lines go through pipes, so that nothing here waits with
+the interpreter's lock. Used by the front for chat requests. The marks of reasoning that a template shows are found in
+its text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.posix import at_fork
-from mlsys_orca.text.template_worker import MAX_CPU_S, read_frame, write_frame
+from mlsys_orca.text.template_worker import MAX_CPU_S
 from mlsys_orca.text.tokenizer import Tokenizer
 
 _WORKER = Path(__file__).with_name("template_worker.py")
@@ -45,18 +45,20 @@ class TemplateProcess:
             InvalidInputError: the template refuses it, or takes more time or memory than one may; in its own words.
             ServingError: no process can be started.
         """
-        frame = json.dumps(request).encode()
+        line = json.dumps(request).encode() + b"\n"
         with self._lock:
             process = self._running()
             try:
-                write_frame(cast(BinaryIO, process.stdin), frame)
-                reply = read_frame(cast(BinaryIO, process.stdout))
+                source, sink = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
+                source.write(line)
+                source.flush()
+                reply = sink.readline()
             except OSError:  # it has ended
-                reply = None
-            except BaseException:  # broken off in the middle of a frame
+                reply = b""
+            except BaseException:  # broken off in the middle of a line
                 self._end(process)
                 raise
-            if reply is None:
+            if not reply.endswith(b"\n"):
                 raise InvalidInputError(self._end(process))
         found: dict[str, Any] = json.loads(reply)
         if "refused" in found:

@@ -2,10 +2,8 @@
 
 A template is a program that came with a model. Jinja's sandbox keeps it from the interpreter's inside, but not from
 ``'a' * 10**10`` or from loops in loops; only a process can be stopped in the middle of those. So this file runs by
-itself, below :mod:`mlsys_orca.text.chat_template`: a frame in, a frame out, until its input ends. It imports Jinja
-and nothing of this project.
-
-A frame is 8 bytes of length, little-endian, and so much JSON. A request has ``source`` and ``what``: ``"variables"``,
+itself, below :mod:`mlsys_orca.text.chat_template`: a line of JSON in, one out, until its input ends. It imports Jinja
+and nothing of this project. A request has ``source`` and ``what``: ``"variables"``,
 or ``"render"`` with ``known``, ``now`` and perhaps ``control`` and ``continues``. An answer has ``variables``,
 ``text``, ``pieces`` or, for what was refused, ``refused``.
 """
@@ -16,13 +14,12 @@ import json
 import os
 import re
 import signal
-import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -179,35 +176,19 @@ def _bound_memory() -> None:
         resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame's content; None: the stream has ended."""
-    head = stream.read(8)
-    if len(head) < 8:
-        return None
-    size = struct.unpack("<Q", head)[0]
-    body = stream.read(size)
-    return body if len(body) == size else None
-
-
-def write_frame(stream: BinaryIO, body: bytes) -> None:
-    """Write one frame."""
-    stream.write(struct.pack("<Q", len(body)))
-    stream.write(body)
-    stream.flush()
-
-
 def main() -> None:
     """Answer until the input ends."""
     _bound_memory()
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else writes to standard output does not get between the frames
-    while (frame := read_frame(source)) is not None:
+    os.dup2(2, 1)  # whatever else writes to standard output does not get between the lines
+    for line in source:
         with _bounded_time():
             try:
-                reply = json.dumps(answer(json.loads(frame))).encode()
+                reply = json.dumps(answer(json.loads(line))).encode()
             except MemoryError:
                 reply = b'{"refused": "these messages need more memory than a template may take"}'
-        write_frame(sink, reply)
+        sink.write(reply + b"\n")
+        sink.flush()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from mlsys_serving.http.app import HttpRuntime, Router, create_app, runtime_of
+    from mlsys_serving.http.app import create_app
     from mlsys_serving.http.config import ConnectionLimits, HttpConfig
     from mlsys_serving.http.errors import ErrorFormat, ErrorInfo, HttpError
     from mlsys_serving.http.lifecycle import Lifecycle, Readiness, ReadinessState
     from mlsys_serving.http.port import BoundPort
+    from mlsys_serving.http.runtime import HttpRuntime, Router, runtime_of
     from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
     from mlsys_serving.http.streaming import ClosingStreamingResponse, cancel_on_disconnect
     from mlsys_serving.http.tls import TlsConfig
@@ -52,7 +53,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "app": ["HttpRuntime", "Router", "create_app", "runtime_of"],
+        "app": ["create_app"],
+        "runtime": ["HttpRuntime", "Router", "runtime_of"],
         "config": ["ConnectionLimits", "HttpConfig"],
         "errors": ["ErrorFormat", "ErrorInfo", "HttpError"],
         "lifecycle": ["Lifecycle", "Readiness", "ReadinessState"],

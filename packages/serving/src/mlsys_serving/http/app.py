@@ -5,22 +5,17 @@ The app has routes of its own, for orchestrators and Prometheus: ``/health/live`
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.clock import WallClock
 from mlsys_core.loop.protocols import Clock
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -29,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlsys_serving.extensions import Lifespan, Served
-from mlsys_serving.http.bodies import BodyBudget, BodyLimitMiddleware, parse_json, plain_body
+from mlsys_serving.http.bodies import BodyBudget, BodyLimitMiddleware
 from mlsys_serving.http.config import HttpConfig
 from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
@@ -38,24 +33,8 @@ from mlsys_serving.http.middleware.gate import AdmissionMiddleware, BrowserGuard
 from mlsys_serving.http.middleware.supervisor import Blamed, SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
 from mlsys_serving.http.record import HttpMetrics, ObserveMiddleware, RequestContextMiddleware, log_failure, make_logger
+from mlsys_serving.http.runtime import HttpRuntime, JsonRoute, health_router, random_ids
 from mlsys_serving.http.streaming import LARGE, RequestThreads
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRuntime:
-    """Settings of an app and the services beside its routes; :func:`runtime_of` returns it."""
-
-    config: HttpConfig
-    readiness: Readiness
-    lifecycle: Lifecycle
-    metrics: HttpMetrics
-    answers: ErrorAnswers
-    logger: structlog.typing.FilteringBoundLogger
-    clock: Clock
-    guard: BrowserGuard  # the server gives it the address
-    threads: RequestThreads  # for what would hold up the event loop
-    bodies: BodyBudget  # of HTTP and gRPC together
-    tracing: Tracing | None  # of HTTP and gRPC together; None: requests are not traced
 
 
 def create_app(
@@ -142,7 +121,7 @@ def create_app(
         version=config.version,
         lifespan=_lifespan(runtime, [lifespan, *(each.lifespan for each in added)]),
         middleware=[
-            *_middleware(runtime, new_request_id or _random_ids(), (served or Served(system="none")).extensions.blamed),
+            *_middleware(runtime, new_request_id or random_ids(), (served or Served(system="none")).extensions.blamed),
             *(middleware for each in added for middleware in each.middleware),
         ],
         # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
@@ -177,18 +156,6 @@ def _describe_in_thread(app: FastAPI, threads: RequestThreads) -> None:
         return answer
 
     app.router.routes[place] = Route(given.path, document, name=given.name, include_in_schema=False)
-
-
-def runtime_of(app: FastAPI) -> HttpRuntime:
-    """Return the runtime of an app that :func:`create_app` made.
-
-    Raises:
-        InvalidInputError: it made another app.
-    """
-    runtime = getattr(getattr(app, "state", None), "mlsys_http", None)
-    if not isinstance(runtime, HttpRuntime):
-        raise InvalidInputError(f"{app!r} was not made by create_app(); make it there, it adds what the server needs")
-    return runtime
 
 
 def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str], blamed: Blamed) -> list[Middleware]:
@@ -234,12 +201,6 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str], blamed:
     return stack
 
 
-def _random_ids() -> Callable[[], str]:
-    """Return a source of request ids; they need not be secret, so none costs a system call."""
-    source = random.Random()
-    return lambda: f"{source.getrandbits(128):032x}"
-
-
 def _lifespan(
     runtime: HttpRuntime, inner: Sequence[Lifespan | None]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
@@ -262,67 +223,3 @@ def _lifespan(
             yield state
 
     return lifespan
-
-
-def health_router(readiness: Readiness, registry: CollectorRegistry) -> APIRouter:
-    """Return routes that report ``readiness`` and expose ``registry``."""
-    router = APIRouter(tags=["health"])
-
-    @router.get("/health/live", summary="200 as long as the process runs")
-    async def live() -> dict[str, str]:
-        return {"status": "live"}
-
-    @router.get("/health/ready", summary="200 if requests should be sent here, else 503", response_model=None)
-    async def ready() -> JSONResponse:
-        report = await readiness.report()
-        return JSONResponse(
-            {"status": report.state.value, "checks": report.checks}, status_code=200 if report.is_ready else 503
-        )
-
-    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-    async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
-
-    for path, endpoint in (("/health/live", live), ("/health/ready", ready)):
-        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
-    return router
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        if not hasattr(self, "_json"):
-            body = await plain_body(self)
-            self._json = await self.app.state.mlsys_http.threads.run(parse_json, body, size=len(body))
-        return self._json
-
-
-class JsonRoute(APIRoute):
-    """A route whose JSON bodies are read by :func:`.bodies.parse_json`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler on a request with the strict parser."""
-        handler = super().get_route_handler()
-
-        async def strict_handler(request: Request) -> Response:
-            return await handler(_StrictRequest(request.scope, request.receive))
-
-        return strict_handler
-
-
-class Router(APIRouter):
-    """``fastapi.APIRouter`` with strict JSON bodies; same arguments.
-
-    A plain ``APIRouter`` works with ``create_app`` too, but accepts non-standard values of Python's JSON parser (NaN,
-    lone surrogates), which then fail in the response.
-
-    Example:
-        >>> router = Router(prefix="/v1")
-        >>> @router.post("/echo")
-        ... async def echo(body: dict[str, object]) -> dict[str, object]:
-        ...     return body
-    """
-
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("route_class", JsonRoute)
-        super().__init__(**options)

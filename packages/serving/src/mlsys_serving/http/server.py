@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -23,11 +24,11 @@ from mlsys_core.collector import collecting_beside_requests
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from uvicorn.config import STARTUP_FAILURE
 
-from mlsys_serving.http.app import HttpRuntime, runtime_of
 from mlsys_serving.http.config import within_open_files
 from mlsys_serving.http.port import BoundPort, uvicorn_config
 from mlsys_serving.http.protocol import Connection
 from mlsys_serving.http.record import forwarded_uvicorn_log
+from mlsys_serving.http.runtime import HttpRuntime, runtime_of
 from mlsys_serving.http.sockets import ServerAddress
 
 __all__ = ["BackgroundServer", "ServerAddress", "serve"]
@@ -245,9 +246,8 @@ class _Server(uvicorn.Server):
         self.runtime.guard.listens_on(self._bound.address)
         limits = within_open_files(self.runtime.config.connections)
 
-        def connection() -> asyncio.Protocol:
-            return Connection(limits, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
+        state, app_state = self.server_state, self.lifespan.state
+        connection = partial(Connection, limits, config=self.config, server_state=state, app_state=app_state)
         self.servers = [await self._bound.hand_over(connection)]
         self.started = True
         if self._on_ready is not None:

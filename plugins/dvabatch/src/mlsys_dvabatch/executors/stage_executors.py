@@ -13,8 +13,9 @@ from queue import SimpleQueue
 import torch
 from mlsys_core.device import CpuDevice, Device, Event
 from mlsys_core.device.cpu import CpuStream
+from mlsys_core.loop.many_workers import QueuedWorkers
 from mlsys_core.loop.protocols import Clock, WorkerId
-from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers, take
+from mlsys_core.loop.workers import Completion, Workers, take
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 
 _Done = Completion[StageTask, StageOutput]

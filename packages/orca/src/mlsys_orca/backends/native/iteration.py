@@ -21,8 +21,8 @@ from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.library import PANEL, RUN
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.embedding import look_up
 from mlsys_orca.model.kv_cache import SCALE_NBYTES, Empty, RecurrentStates
-from mlsys_orca.model.layers import look_up
 from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
 from mlsys_orca.scheduling.batch import BlockCopy
 from numpy.typing import NDArray

@@ -12,10 +12,11 @@ from itertools import count
 
 from mlsys_core.errors import ServingError
 from mlsys_core.loop import FinishReason
-from mlsys_orca.engine.client import EngineClient, EngineConfig, EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.replica import Replica, summed
 from mlsys_orca.engine.fleet.routing import chain_of, choose
+from mlsys_orca.engine.settings import EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.streams import EngineStats, Streams
 from mlsys_orca.engine.watching.remote import RemoteScore
 from mlsys_orca.engine.worker_channel import WorkerChannel

@@ -9,8 +9,8 @@ from typing import Any
 
 from mlsys_core.loop import Finished, FinishReason
 from mlsys_orca.engine import wire
-from mlsys_orca.engine.client import Recoveries
 from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.settings import Recoveries
 from mlsys_orca.engine.streams import EngineStats, Streams
 from mlsys_orca.engine.watching.remote import RemoteScore
 from mlsys_orca.scheduling.batch import FinishedBy, IterationOutput

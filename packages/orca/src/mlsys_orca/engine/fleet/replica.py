@@ -13,10 +13,10 @@ from dataclasses import fields, replace
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop import FinishReason
 from mlsys_orca.engine import wire
-from mlsys_orca.engine.client import EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.routing import KeptBlocks, Load
 from mlsys_orca.engine.recovery import Ledger, LiveRequest
+from mlsys_orca.engine.settings import EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_orca.scheduling.batch import IterationOutput, SampledToken, ScoredPrompt

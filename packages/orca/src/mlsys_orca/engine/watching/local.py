@@ -11,7 +11,8 @@ from mlsys_orca.engine.streams import Streams
 from mlsys_orca.engine.watching.feed import IterationFeed, Part
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, RequestSlice
 from mlsys_serving.tracing import EngineTraces
-from mlsys_serving.watch import Board, EventLog
+from mlsys_serving.watch import Board
+from mlsys_serving.watch_log import EventLog
 
 if TYPE_CHECKING:
     from mlsys_orca.engine.core import EngineCore

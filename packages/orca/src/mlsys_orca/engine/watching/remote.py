@@ -11,7 +11,8 @@ from mlsys_orca.engine import wire
 from mlsys_orca.engine.recovery import LiveRequest
 from mlsys_orca.engine.watching.feed import IterationFeed, Part
 from mlsys_serving.tracing import EngineTraces
-from mlsys_serving.watch import Board, EventLog
+from mlsys_serving.watch import Board
+from mlsys_serving.watch_log import EventLog
 
 
 class RemoteScore:

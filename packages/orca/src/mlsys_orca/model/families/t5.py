@@ -18,6 +18,7 @@ from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.blocks import MLP, Decoder, GatedMLP, PreNormLayer
 from mlsys_orca.model.config import EncoderPart, ModelConfig, RelativePositions, activation_name, refuse
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, refuse_common, require
+from mlsys_orca.model.embedding import Embedding
 from mlsys_orca.model.encoder_decoder import (
     CrossAttention,
     CrossLayer,
@@ -27,7 +28,7 @@ from mlsys_orca.model.encoder_decoder import (
     SelfAttention,
 )
 from mlsys_orca.model.family import Family, Stems
-from mlsys_orca.model.layers import Embedding, Linear
+from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
 from torch import Tensor, nn
 
