@@ -194,21 +194,6 @@ def test_what_ran_before_the_page_was_opened_is_on_it(visit: Callable[..., Any],
     assert rows[-1]["reason"] is not None
 
 
-def test_the_same_requests_under_another_policy(visit: Callable[..., Any], server: str):
-    from playwright.sync_api import expect
-
-    page = live(visit(server))
-    ask(page, "Name a fruit.", 12)
-    expect(page.locator("#chat-note")).to_contain_text("tokens, ", timeout=WAIT_MS)
-    page.locator("#policy").select_option("request-level")
-    page.locator("#replay-go").click()
-    expect(page.locator("#banner")).to_be_visible()
-    expect(page.locator("#compare tbody tr")).to_have_count(3)
-    names = page.locator("#compare tbody tr td:first-child").all_inner_texts()
-    assert names == ["as it was", "chunked, simulated", "request-level, simulated"]
-    expect(page.locator("#state")).to_have_text("recording")
-
-
 def test_on_a_phone(visit: Callable[..., Any], server: str):
     from playwright.sync_api import expect
 

@@ -1,4 +1,4 @@
-"""Modules that a server imports at its start: a model that is not divided needs nothing of a divided one's."""
+"""Modules that a server imports at its start: a Llama that is not divided needs nothing of other models and ways."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import mlsys_orca
 
 _SOURCE = Path(mlsys_orca.__file__).parents[1]
+MOST = 86  # modules of Orca
 
 
 def test_a_server_of_a_whole_model_imports_no_machinery_of_divided_ones() -> None:
@@ -22,6 +23,17 @@ def test_a_server_of_a_whole_model_imports_no_machinery_of_divided_ones() -> Non
     divided = {name for name in found if name.startswith("mlsys_orca.parallel")}
     # the error of a broken group, which the worker catches, and how parts are cut
     assert divided == {"mlsys_orca.parallel", "mlsys_orca.parallel.placement", "mlsys_orca.parallel.shard"}
+
+
+def test_a_server_of_a_llama_imports_no_parts_of_other_models() -> None:
+    found = _closure("mlsys_orca.api.supervised") | _closure("mlsys_orca.model.families.llama")
+    families = {name for name in found if name.startswith("mlsys_orca.model.families.")}
+    assert families == {"mlsys_orca.model.families.llama"}
+    rare = {f"mlsys_orca.model.{part}" for part in ("experts", "latent", "recurrent", "encoder_decoder", "adapters")}
+    rare |= {f"mlsys_orca.backends.native.{part}" for part in ("lowering_parts", "recurrence")}
+    assert not found & rare
+    assert not {name for name in found if name.startswith(("mlsys_orca.backends.triton", "mlsys_orca.backends.trans"))}
+    assert len(found) <= MOST
 
 
 def _closure(module: str) -> set[str]:

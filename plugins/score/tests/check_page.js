@@ -1,7 +1,7 @@
 // Checks of the page's pure modules; run by test_scripts.py beside copies of them.
 import assert from "node:assert/strict";
 import { Model, holders } from "./model.js";
-import { explain, latencies, longestWaits, percentile, sentence } from "./explain.js";
+import { explain, longestWaits, sentence } from "./explain.js";
 import { parseMarkdown } from "./markdown.js";
 import { parseEvent } from "./server.js";
 
@@ -153,15 +153,6 @@ check("block tables grow, are shared, and are freed", () => {
   assert.equal(holders(model.tablesAt(1)).get(5), 2);
   model.apply({ now: 9, waiting: 0, rows: [row(1, 0, 3)], columns: [] });
   assert.equal(model.tables.size, 0);
-});
-
-check("latencies", () => {
-  const model = load(
-    [row(1, 0)],
-    [column(1, 4, 6, {}, [[1, "p", 4, 0]]), column(2, 10, 2, {}, [[1, "d", 1, 0]]), column(3, 12, 4, {}, [[1, "g", 3, 4]])],
-  );
-  assert.deepEqual(latencies(model), { first: [10], between: [2, 4], tokens: 5, ms: 12 });
-  assert.equal(percentile([3, 1, 2], 0.5), 2);
 });
 
 check("markdown has no HTML and no address but http", () => {

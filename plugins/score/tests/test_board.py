@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mlsys_orca.engine.watching.feed import PrefillSplit
 from mlsys_score.board import Board
 from mlsys_score.recording import parse_recording
-from mlsys_score.replay import fit_costs
 from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import BatchSource, Kind, Square
 from mlsys_serving.watch_log import NUM_KEPT
@@ -217,19 +216,3 @@ def test_prefills_are_charged_what_decodes_alone_would_not_have_taken():
     assert sum(parts.values()) == pytest.approx(100.0)
     assert split.divide(9.0, num_decode_rows=16, num_prefill_rows=64)["prefill"] == 0.0
     assert split.divide(50.0, num_decode_rows=0, num_prefill_rows=64) == {"prefill": 50.0}
-
-
-@given(
-    costs=st.tuples(st.floats(1, 50), st.floats(0, 5), st.floats(0, 5)),
-    sizes=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 256)), min_size=1, max_size=40),
-)
-def test_fitted_costs_are_never_negative_and_give_the_samples_back(
-    costs: tuple[float, float, float], sizes: list[tuple[int, int]]
-):
-    fixed, decode, prefill = costs
-    samples = [(fixed + decode * n + prefill * m, n, m) for n, m in sizes]
-    found = fit_costs(samples)
-    assert min(found) >= 0
-    if len({n for n, _ in sizes}) > 2 and len({m for _, m in sizes}) > 2:
-        for ms, n, m in samples:
-            assert found[0] + found[1] * n + found[2] * m == pytest.approx(ms, rel=0.05, abs=5.0)

@@ -109,7 +109,6 @@ def test_the_page_is_open_and_its_events_need_the_key():
         assert httpx.get(server.url + "/").status_code == 200
         for path in ("/ui/score/events", "/ui/score/recording"):
             assert httpx.get(server.url + path).status_code == 401
-        assert httpx.post(server.url + "/ui/score/replay?policy=orca", json={}).status_code == 401
         key = {"authorization": "Bearer secret"}
         assert httpx.get(server.url + "/ui/score/recording", headers=key).json()["system"] == "windtunnel"
 
@@ -161,10 +160,3 @@ def test_a_drain_does_not_wait_for_pages():
     assert ends == [True], "the stream ended whole, and was not cut"
     assert engine.board is not None
     assert engine.board.is_closed
-
-
-def test_what_has_no_policies_cannot_be_replayed():
-    with make_server(Engine()) as server:
-        answer = httpx.post(server.url + "/ui/score/replay?policy=orca", json={})
-        assert answer.status_code == 400
-        assert "cannot replay" in answer.json()["error"]["message"]

@@ -18,7 +18,6 @@ from mlsys_orca.engine.watching.remote import parts_of
 from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken
 from mlsys_score.board import Board
 from mlsys_score.recording import parse_recording
-from mlsys_score.replay import replay
 from mlsys_serving.extensions import Extensions
 
 from tests.orca.server.conftest import Serve
@@ -69,7 +68,6 @@ def test_every_token_is_on_the_score(serve: Serve):
         assert 0 <= column["free"] <= engine.shape.num_blocks
     facts = recording["facts"]
     assert facts["policy"] == "chunked"
-    assert "paged" in facts["policies"]
     assert facts["num_blocks"] == engine.shape.num_blocks
 
 
@@ -146,52 +144,3 @@ def test_a_worker_s_death_is_seen():
     feed.add(1.1, 1.2, [Part("kept", 1, True, 1, (4,)), Part("lost", 1, True, 1, ())])
     kinds = ["".join(square.kind for square in column["squares"]) for column in board.snapshot()["columns"]]
     assert kinds == ["d", "d", "rrp", "dr", "dd"]
-
-
-@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
-def test_the_same_requests_under_another_policy(serve: Serve, policy: str):
-    prompts = [[5 + i] * (3 + 7 * i) for i in range(5)]
-    with serve(extensions=PAGE) as (url, engine):
-        recording = record(url, prompts, 6)
-        simulated = httpx.post(url + "/ui/score/replay", params={"policy": policy}, json=recording, timeout=60)
-        assert simulated.status_code == 200, simulated.text
-        unknown = httpx.post(url + "/ui/score/replay", params={"policy": "fastest"}, json=recording)
-        assert unknown.status_code == 400
-        assert "fastest" in unknown.json()["error"]["message"]
-        broken = httpx.post(url + "/ui/score/replay", params={"policy": policy}, json={**recording, "columns": [1]})
-        assert broken.status_code == 400
-        assert "columns.0" in broken.json()["error"]["message"]
-    result = simulated.json()
-    again = replay(
-        parse_recording(json.dumps(recording)),
-        policy,
-        shape=engine.shape,
-        config=engine.config,
-        registry=installed_plugins().registry,
-    )
-    assert [column["t"] for column in result["columns"]] == [column["t"] for column in again["columns"]], (
-        "deterministic"
-    )
-    assert result["facts"]["simulated"]
-    assert result["facts"]["policy"] == policy
-    assert all(row["reason"] == "done" for row in result["rows"])
-    assert len(result["rows"]) == 5
-    counts = tally(result)
-    for row in result["rows"]:
-        wanted = row["prompt"] + row["max_new"] - 1
-        ran = counts[row["row"]]["prefill"] + counts[row["row"]]["decode"]
-        # Under request-level scheduling who is done early runs on, until the last of its batch is done.
-        assert ran >= wanted if policy == "request-level" else ran == wanted
-    for before, after in zip(result["columns"], result["columns"][1:], strict=False):
-        assert after["t"] >= before["t"] + before["ms"] - 0.01, "one iteration at a time"
-
-
-def test_a_recording_of_another_system_has_no_iterations(serve: Serve):
-    with serve(extensions=PAGE) as (url, _):
-        recording = httpx.get(url + "/ui/score/recording").json()
-        empty = httpx.post(url + "/ui/score/replay?policy=orca", json=recording)
-        assert empty.status_code == 400
-        assert "no request that ran" in empty.json()["error"]["message"]
-        other = httpx.post(url + "/ui/score/replay?policy=orca", json={**recording, "system": "dvabatch"})
-        assert other.status_code == 400
-        assert "replay one of Orca" in other.json()["error"]["message"]

@@ -78,10 +78,10 @@ def test_a_bias_is_added() -> None:
 
 def test_layer_norm_centres_scales_and_shifts() -> None:
     weight, bias = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0])
-    norm = LayerNorm(weight, bias, hidden_size=2, eps=0.0, dtype=torch.bfloat16)
+    norm = LayerNorm(weight, bias, eps=0.0, dtype=torch.bfloat16)
     assert norm(torch.tensor([[3.0, 5.0]])).tolist() == [[-0.5, 2.0]]
     assert norm(torch.tensor([[3.0, 5.0]])).dtype == torch.bfloat16
-    unshifted = LayerNorm(weight, None, hidden_size=2, eps=0.0, dtype=torch.float32)
+    unshifted = LayerNorm(weight, None, eps=0.0, dtype=torch.float32)
     assert unshifted(torch.tensor([[3.0, 5.0]])).tolist() == [[-1.0, 2.0]]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from mlsys_serving.extensions import Extension, ExtensionOptions, Service
-
-from mlsys_score.board import Board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +25,7 @@ class ScoreOptions(ExtensionOptions):
 
 def extend(service: Service) -> Extension | None:
     """Return the page and its routes; None: it is turned off, or the server has nothing to watch."""
+    from mlsys_score.board import Board
     from mlsys_score.front import ScoreFront
 
     watch = service.watch
@@ -39,22 +37,6 @@ def extend(service: Service) -> Extension | None:
         facts=lambda: {**watch.facts(), "has_panels": bool(service.panels())},
         sources=watch.sources,
     )
-    front = ScoreFront(board, service.threads, replay=_replay_of(service), panels=service.panels)
+    front = ScoreFront(board, panels=service.panels)
     # The page is open, and asks for the key; its events are not. A drain has the viewers leave, or it would wait.
     return Extension(routers=[front.router()], on_drain=[board.close], open_paths=["/"])
-
-
-def _replay_of(service: Service) -> Any:
-    """Return the replay of a recording under another policy; None: only Orca's schedulers can."""
-    if service.system != "orca" or importlib.util.find_spec("mlsys_orca") is None:
-        return None
-
-    def run(recording: Any, policy: str) -> dict[str, Any]:
-        from mlsys_core.plugins import installed_plugins
-
-        from mlsys_score.replay import replay
-
-        engine, registry = service.engine.engine, installed_plugins().registry
-        return replay(recording, policy, shape=engine.shape, config=engine.config, registry=registry)
-
-    return run

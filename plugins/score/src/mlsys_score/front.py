@@ -1,26 +1,20 @@
-"""Routes of the score: the page at ``/``, its events, recordings of it, and their replay under another policy."""
+"""Routes of the score: the page at ``/``, its events, and recordings of it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
-from mlsys_core.errors import InvalidInputError
 from mlsys_serving.extensions import Panel
 from mlsys_serving.http.errors import HttpError
 from mlsys_serving.http.runtime import Router
-from mlsys_serving.http.streaming import ClosingStreamingResponse, RequestThreads
+from mlsys_serving.http.streaming import ClosingStreamingResponse
 
 from mlsys_score.board import Board
 from mlsys_score.page import live_page
-
-if TYPE_CHECKING:
-    from mlsys_score.recording import ScoreRecording
-
-    Replay = Callable[[ScoreRecording, str], dict[str, Any]]
 
 _TICK_S = 0.1  # between two messages to a page
 _QUIET_S = 5.0  # between two when there is nothing new
@@ -33,21 +27,11 @@ class ScoreFront:
 
     Args:
         board: What they see.
-        threads: For replays.
-        replay: (recording, policy) -> what the requests of the one would have met under the other; None: the system
-            cannot tell.
         panels: Live figures of the server's extensions.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        threads: RequestThreads,
-        *,
-        replay: Replay | None = None,
-        panels: Callable[[], Sequence[Panel]] = tuple,
-    ) -> None:
-        self._board, self._replay, self._threads, self._panels = board, replay, threads, panels
+    def __init__(self, board: Board, *, panels: Callable[[], Sequence[Panel]] = tuple) -> None:
+        self._board, self._panels = board, panels
         self._resting: set[asyncio.Task[None]] = set()
 
     def router(self) -> Router:
@@ -80,20 +64,6 @@ class ScoreFront:
                 self._look_away()
             name = {"content-disposition": 'attachment; filename="score.json"', "cache-control": "no-store"}
             return Response(body, media_type="application/json", headers=name)
-
-        @router.post("/ui/score/replay")
-        async def replay(request: Request, policy: str) -> Response:
-            run = self._replay
-            if run is None:
-                raise InvalidInputError(f"{self._board.system} cannot replay a recording under another policy")
-            body = await request.body()
-
-            def answer() -> bytes:
-                from mlsys_score.recording import parse_recording  # its schema takes a while to make
-
-                return json.dumps(run(parse_recording(body), policy), separators=(",", ":")).encode()
-
-            return Response(await self._threads.run(answer, size=len(body)), media_type="application/json")
 
         return router
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import Response
 from mlsys_core.device import get_device
-from mlsys_core.plugins import installed_plugins
-from mlsys_core.plugins.specs import PolicySpec
 from mlsys_serving.extensions import Extensions, Served
 from mlsys_serving.http import HttpConfig, HttpError, Readiness, Router, create_app
 from mlsys_serving.watch import Watch
@@ -185,13 +183,11 @@ def watch_of(service: ModelService) -> Watch:
     """Return how a service's iterations can be watched."""
     engine, loaded = service.engine, service.loaded
     shape, config = engine.shape, engine.config
-    registry = installed_plugins().registry
 
     def facts() -> dict[str, Any]:
         return {
             "model": service.name,
             "policy": config.policy,
-            "policies": sorted(spec.name for spec in registry.all(PolicySpec) if spec.kind == "scheduling"),
             "protocol": "openai",
             "chat": loaded.chat_template is not None,
             "max_batch_size": config.max_batch_size,

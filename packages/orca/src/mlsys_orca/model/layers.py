@@ -141,7 +141,6 @@ class LayerNorm(nn.Module):
     Args:
         weight: [hidden_size] fp32; [heads, head_dim] for heads that are normalised each by itself.
         bias: As ``weight``; None: no shift.
-        hidden_size: Features that are normalised together.
         eps: Added to the variance.
         dtype: Dtype in which the next operator computes.
     """
@@ -149,11 +148,9 @@ class LayerNorm(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, hidden_size: int, eps: float, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size = weight.shape[-1]
         self.eps = eps
         self.dtype = dtype
         self.register_buffer("weight", weight, persistent=False)

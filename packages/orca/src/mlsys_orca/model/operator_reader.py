@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -238,31 +238,15 @@ class OperatorReader:
         weight = self.tensor(role, (size,), at=at, dtype=torch.float32)
         return RMSNorm(weight + 1 if one_plus else weight, eps=self._eps, dtype=self.dtype)
 
-    def layer_norm(
-        self,
-        role: str,
-        size: int,
-        *,
-        at: tuple[int, ...] = (),
-        bias: bool = True,
-        dtype: torch.dtype | None = None,
-    ) -> LayerNorm:
-        """Read the norm of that role.
-
-        Args:
-            role: A key of the stems.
-            size: Features of a row.
-            at: The layer's number.
-            bias: True if a bias goes with the weight.
-            dtype: Dtype of the result; None: that of products.
-        """
-        options: dict[str, Any] = {"hidden_size": size, "eps": self._eps, "dtype": dtype or self.dtype}
+    def layer_norm(self, role: str, size: int, *, at: tuple[int, ...] = (), bias: bool = True) -> LayerNorm:
+        """Read the norm of that role, over ``size`` features; ``bias``: one goes with the weight."""
         weight = self.tensor(role, (size,), at=at, dtype=torch.float32)
-        return LayerNorm(weight, self.bias(role, size, at=at) if bias else None, **options)
+        shift = self.bias(role, size, at=at) if bias else None
+        return LayerNorm(weight, shift, eps=self._eps, dtype=self.dtype)
 
-    def bias(self, role: str, size: int, *, at: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-        """Read the bias [size] of that role."""
-        out = torch.empty(size, dtype=dtype, device=self.device)
+    def bias(self, role: str, size: int, *, at: tuple[int, ...] = ()) -> Tensor:
+        """Read the bias [size] of that role, in fp32."""
+        out = torch.empty(size, dtype=torch.float32, device=self.device)
         self._reader.read_into(self._name(role, at, "bias"), out)
         return out
 

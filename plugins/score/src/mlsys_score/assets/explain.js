@@ -121,39 +121,3 @@ export function longestWaits(model, from, to, count) {
   }
   return found.sort((a, b) => b.total - a.total).slice(0, count);
 }
-
-// Latencies of all rows: {first: [ms], between: [ms], tokens, ms}.
-export function latencies(model) {
-  const first = [];
-  const between = [];
-  const seen = new Map();
-  let tokens = 0;
-  model.columns.forEach((column) => {
-    for (const [row, kind, count] of column.squares) {
-      const state = seen.get(row) || { last: null, prefilled: null };
-      seen.set(row, state);
-      if (kind === "p" || kind === "r") {
-        if (state.last === null) state.prefilled = column.end;
-      } else if (kind === "d" || kind === "g") {
-        tokens += count;
-        const opened = (model.rows.get(row) || {}).opened;
-        if (state.last === null && state.prefilled !== null) {
-          tokens += 1;
-          if (opened !== null && opened !== undefined) first.push(state.prefilled - opened);
-        }
-        const before = state.last === null ? state.prefilled : state.last;
-        if (before !== null) between.push(column.end - before);
-        state.last = column.end;
-      }
-    }
-  });
-  const columns = model.columns;
-  const ms = columns.length ? columns[columns.length - 1].end - columns[0].t : 0;
-  return { first, between, tokens, ms };
-}
-
-export function percentile(values, share) {
-  if (!values.length) return null;
-  const sorted = [...values].sort((a, b) => a - b);
-  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-}

@@ -1,7 +1,7 @@
 // The reader's hands: mouse, keys, sliders and buttons.
 import { $, app, pause } from "./page.js";
 import { legend, select } from "./panels.js";
-import { openRecording, replay } from "./recordings.js";
+import { openRecording } from "./recordings.js";
 import { Load } from "./load.js";
 
 export function hands() {
@@ -57,7 +57,6 @@ export function hands() {
     event.target.value = "";
   });
   $("back").addEventListener("click", () => location.reload());
-  $("replay-go").addEventListener("click", replay);
   const load = new Load(app.server, app.model, (text) => ($("load-note").textContent = text));
   const setLoad = () => {
     $("load-count").textContent = $("load").value;

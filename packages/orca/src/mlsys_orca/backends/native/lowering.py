@@ -131,7 +131,7 @@ def _scaled(norm: nn.Module, factor: float) -> nn.Module:
     if isinstance(norm, RMSNorm):
         return RMSNorm(norm.weight * factor, eps=norm.eps, dtype=norm.dtype)
     shift = None if norm.bias is None else norm.bias * factor
-    return LayerNorm(norm.weight * factor, shift, hidden_size=norm.hidden_size, eps=norm.eps, dtype=norm.dtype)
+    return LayerNorm(norm.weight * factor, shift, eps=norm.eps, dtype=norm.dtype)
 
 
 def _lower_head(decoder: Decoder, plan: PlanWriter) -> None:

@@ -94,7 +94,7 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attenti
             ]
         )
         weights = halves_of_pairs(weights.flatten(), head_dim=config.head_dim).view_as(weights)
-        norm = LayerNorm(weights, None, hidden_size=config.head_dim, eps=config.norm_eps, dtype=read.dtype)
+        norm = LayerNorm(weights, None, eps=config.norm_eps, dtype=read.dtype)
     return assembly.read_attention_of_pairs(config, read, index, qk_norm=norm)
 
 
