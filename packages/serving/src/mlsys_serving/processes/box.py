@@ -84,8 +84,8 @@ class Box:
 
     def is_late(self) -> bool:
         """Return whether work is under way that should have ended."""
-        _, began, deadline, _ = self._read()
-        return bool(began) and time.monotonic_ns() > deadline
+        deadline = self._read()[2]  # 0: none; it may be read amid a write, which begins with the other numbers
+        return 0 < deadline < time.monotonic_ns()
 
     def _read(self) -> tuple[int, int, int, int]:
         return _WORK.unpack_from(self._memory, self._offset)
