@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +15,8 @@ import pytest
 from mlsys_serving.processes import can_supervise
 
 from tests.orca.survival.clients import Server, answers, bodies
-from tests.processes import end
+
+from .serving import command, ranks_in, served
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python or processor")
 pytestmark = [
@@ -58,36 +55,14 @@ def serve(cluster: Any, six_layers: Path, tmp_path: Path) -> Any:
     """``with serve("--tensor-parallel", "2") as server``: a server over the cluster; nobody is left behind."""
 
     @contextlib.contextmanager
-    def served(*options: str) -> Iterator[Server]:
-        command = [sys.executable, "-m", "mlsys_core.cli.main", "orca", "serve", str(six_layers), "--name", "tiny"]
-        command += ["--executor", "ray", "--ray-address", cluster.address, "--port", "0", "--dtype", "fp32"]
-        command += ["--max-batch-size", "4", "--max-model-len", "96", "--heartbeat-timeout", "20", *options]
-        words = tmp_path / "words"
-        with words.open("wb") as file:
-            process = subprocess.Popen(command, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        try:
-            while (ready := re.search(r"tiny at http://127.0.0.1:(\d+)/v1", words.read_text())) is None:
-                assert process.poll() is None, words.read_text()
-                time.sleep(0.1)
-            yield Server(process, int(ready[1]))
-        finally:
-            end(process)
-            print(words.read_text())
+    def start_server(*options: str) -> Iterator[Server]:
+        arguments = command(six_layers, cluster.address, "--heartbeat-timeout", "20", *options)
+        with served(arguments, tmp_path / "words") as server:
+            yield server
         while ranks_in(cluster):  # they end with the server's keeper
             time.sleep(0.1)
 
-    return served
-
-
-def ranks_in(cluster: Any) -> list[psutil.Process]:
-    """Return the processes of rank actors."""
-    found = []
-    for node in cluster.list_all_nodes():
-        for each in psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if each.cmdline()[0].startswith("ray::") and "RankActor" in each.cmdline()[0]:
-                    found.append(each)
-    return found
+    return start_server
 
 
 def workers_of(server: Server) -> list[psutil.Process]:

@@ -29,10 +29,11 @@ class Server:
 
     process: subprocess.Popen[str] | Started
     port: int
+    host: str = "127.0.0.1"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def workers(self) -> list[psutil.Process]:
         """Return its workers, the one that serves first."""

@@ -55,7 +55,7 @@ def test_the_command(
 
 def test_a_front_that_hangs_is_not_promised(capsys: pytest.CaptureFixture[str]):
     assert run(["orca", "chaos", "no-such-model", "--trouble", "stop", "--who", "front"]) == 2
-    assert "--trouble stop is for workers" in capsys.readouterr().err
+    assert "--trouble stop is for workers and ranks" in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_start_says_why(capsys: pytest.CaptureFixture[str]):

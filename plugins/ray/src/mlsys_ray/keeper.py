@@ -68,6 +68,7 @@ class Keeper:
         self._ray, self._settings, self._say, self._clock = ray, settings, say, clock
         self._given_up: set[str] = set()  # nodes that no seat goes to until they answer
         self.seats = [_Seat(number, node, clock()) for number, node in enumerate(settings.nodes)]
+        self._kind = type(f"mlsys-rank of {settings.run}", (RankActor,), {})  # Ray has it in the process's title
         threads = settings.model.num_threads
         self._options = {"num_cpus": threads, "max_restarts": -1, "concurrency_groups": {BESIDE: 2}}
 
@@ -139,7 +140,7 @@ class Keeper:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=0)
-        kind = self._ray.remote(**self._options)(RankActor)
+        kind = self._ray.remote(**self._options)(self._kind)
         return kind.options(name=name, scheduling_strategy=strategy).remote(self._settings.model, each)
 
     def _listen(self, seat: _Seat, actor: _Actor) -> bool:
@@ -152,7 +153,8 @@ class Keeper:
         try:
             answer = ray.get(actor.answer)
         except ray.exceptions.ActorUnavailableError:  # its process has died, and Ray starts another
-            if now - actor.since_s > self._settings.model.join_timeout_s:
+            actor.limit_s = self._settings.model.join_timeout_s  # it loads its part again
+            if now - actor.since_s > actor.limit_s:
                 return self._give_up(seat, "does not come back")
             actor.answer = _beat(actor.handle)
             return True

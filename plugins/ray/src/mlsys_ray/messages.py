@@ -16,7 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str  # HOST:PORT of the cluster's head
     host: str  # this machine's address in it
-    run: str  # Ray's namespace of the rank actors, new for each server
+    run: str  # Ray's namespace of the rank actors, new for each server, whose process it names
     model: PlacedModel
     cores: int  # of each seat
     nodes: tuple[str, ...]  # Ray's id of each seat's first node

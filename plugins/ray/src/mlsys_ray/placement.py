@@ -120,7 +120,7 @@ def place_ranks(placed: PlacedModel) -> RayPlacer:
     settings = messages.Settings(
         address=cluster.address,
         host=cluster.host,
-        run=f"orca-{os.urandom(8).hex()}",
+        run=f"orca-{os.getpid()}-{os.urandom(8).hex()}",
         model=replace(placed, model=str(path.resolve()) if path.exists() else placed.model),
         cores=plan.cores,
         nodes=plan.nodes,

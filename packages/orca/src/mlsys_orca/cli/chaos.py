@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.options import Model, Replicas, ReplicaThreads, num_threads_of
+from mlsys_orca.cli.options import Model
 from mlsys_orca.loading.named import DEFAULT_MODEL
 from mlsys_serving.cli.chaos import ChaosOut, Every, Process, Seconds, Seed, Streams, Trouble
 from mlsys_serving.cli.chaos import chaos as run
@@ -15,8 +15,9 @@ from mlsys_serving.cli.chaos import chaos as run
 app = typer.Typer()
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def chaos(
+    context: typer.Context,
     model: Model = DEFAULT_MODEL,
     seconds: Seconds = 60.0,
     every: Every = 2.0,
@@ -24,8 +25,6 @@ def chaos(
     trouble: Annotated[
         Trouble, typer.Option(help="kill, stop (it hangs), or abort (as if it had crashed).")
     ] = Trouble.KILL,
-    threads: ReplicaThreads = 0,
-    replicas: Replicas = 1,
     who: Annotated[
         list[Process] | None, typer.Option(help="Kind of process that is troubled; repeat for several. Default: all.")
     ] = None,
@@ -39,22 +38,22 @@ def chaos(
 
     Requests are greedy, seeded, with several choices, log-probabilities, or a JSON schema. Every answer must be that of
     the undisturbed run, to the last digit: exit code 0 if all are, else 1. Without --journal, answers break off with
-    the front that sends them, and are counted.
+    the front that sends them, and are counted. All other options are those of mlsys orca serve; over a Ray cluster,
+    ranks on this machine are troubled.
 
-    A process that is stopped is missed only if it is a worker, so --trouble stop troubles no others.
+    A process that is stopped is missed only if it is a worker or a rank, so --trouble stop troubles no others.
 
-    Example: mlsys orca chaos smollm2-135m-instruct --seconds 20 --every 2
+    Example: mlsys orca chaos smollm2-135m-instruct --seconds 20 --every 2 --replicas 2
     """
     from mlsys_orca.cli.chaos_client import StreamClients
 
-    number = num_threads_of(threads, replicas=replicas)
-    arguments = ["orca", "serve", model, "--name", "model", "--threads", str(number), "--replicas", str(replicas)]
+    arguments = ["orca", "serve", model, "--name", "model", *context.args]
     if journal is not None:
         arguments += ["--journal", str(journal)]
     chosen = [each.value for each in who or ([Process.WORKER] if trouble is Trouble.STOP else Process)]
-    if trouble is Trouble.STOP and set(chosen) != {"worker"}:
+    if trouble is Trouble.STOP and not {"worker", "rank"}.issuperset(chosen):
         raise InvalidInputError(
-            "--trouble stop is for workers, which are missed: leave out --who, or take kill or abort"
+            "--trouble stop is for workers and ranks, which are missed: leave out --who, or take kill or abort"
         )
     run(
         arguments,

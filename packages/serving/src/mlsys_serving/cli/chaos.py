@@ -27,6 +27,7 @@ class Process(Enum):
 
     WORKER = "worker"  # or a standby
     FRONT = "front"
+    RANK = "rank"  # of a divided model
     SUPERVISOR = "supervisor"  # and so the whole server, which is started again
 
 

@@ -12,9 +12,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import httpx
@@ -22,9 +25,11 @@ import psutil
 from mlsys_core.errors import InvalidInputError, ServingError
 
 _START_S = 600.0
+_LOOK_S = 0.05  # between two looks at what it says
 _PATIENCE_S = 120.0  # for an answer
 _TOLERANCE = 1e-4  # of numbers: a batch of other requests may round otherwise
 _NUM_BODIES = 24
+_UNSEEN = {"worker", "rank"}  # hold no connection of a client
 TROUBLES = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT"}  # names: not every system has the signals
 Verdict = Literal["equal", "different", "lost", "twice", "cut"]
 
@@ -175,10 +180,10 @@ class ChaosServer:
     def __exit__(self, *_: object) -> None:
         self._popen.terminate()
         try:
-            self._popen.communicate(timeout=60)
+            self._popen.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self._popen.kill()
-            self._popen.communicate()
+            self._popen.wait()
 
     def start(self) -> None:
         """Start it, or start it again on the same port, and wait until it serves.
@@ -188,28 +193,28 @@ class ChaosServer:
         """
         port = self.url.rpartition(":")[2] or "0"
         command = [sys.executable, "-m", "mlsys_core", *self._arguments, "--port", port, "--log-level", "error"]
-        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.process = psutil.Process(self._popen.pid)
-        said: list[str] = []
-        assert self._popen.stdout is not None
-        deadline = time.monotonic() + _START_S
-        for line in self._popen.stdout:
-            said.append(line)
-            if (found := re.search(r"http://[0-9.]+:\d+", line)) is not None:
-                self.url = found[0]
-                return
-            if time.monotonic() > deadline:
-                break
+        with tempfile.NamedTemporaryFile() as words:  # a pipe would be full some day
+            self._popen = subprocess.Popen(command, stdout=words, stderr=subprocess.STDOUT)
+            self.process = psutil.Process(self._popen.pid)
+            deadline, is_running, said = time.monotonic() + _START_S, True, ""
+            while is_running and time.monotonic() < deadline:
+                is_running = self._popen.poll() is None
+                said = Path(words.name).read_text()
+                if (found := re.search(r"http://[0-9.]+:\d+(?=\D)", said)) is not None:
+                    self.url = found[0]
+                    return
+                time.sleep(_LOOK_S)
         self.__exit__()
-        why = "".join(said[-5:]).rpartition("mlsys: error: ")[2].strip()
+        why = said.rpartition("mlsys: error: ")[2].strip()
         raise ServingError(f"the server did not start: {why or 'it said nothing'}")
 
     def trouble(self, kind: str, process: psutil.Process, number: int) -> None:
         """Send a signal to a process of it; a supervisor is started again when all that it had have ended."""
         children = self.process.children(recursive=True)
-        process.send_signal(number)
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            process.send_signal(number)
         if kind == "supervisor":
-            self._popen.communicate()
+            self._popen.wait()
             _, alive = psutil.wait_procs(children, timeout=10)
             if alive:
                 raise ServingError(f"{len(alive)} processes outlived their supervisor")
@@ -228,8 +233,14 @@ def counted(metrics: str, name: str, model: str) -> int:
 
 
 def processes_of(server: psutil.Process, kinds: Sequence[str]) -> list[tuple[str, psutil.Process]]:
-    """Return the processes of some kinds of a server, each with its kind; waiting workers are among them."""
+    """Return the processes of some kinds of a server, each with its kind; waiting workers are among them.
+
+    Ranks that are not its children, but Ray's, have its number in their titles.
+    """
     found = [(child.name().removeprefix("mlsys-"), child) for child in server.children(recursive=True)]
+    if "rank" in kinds:
+        title, everyone = f"mlsys-rank of orca-{server.pid}-", psutil.process_iter(["cmdline"])
+        found += [("rank", each) for each in everyone if title in "".join(each.info["cmdline"] or ())]
     return [each for each in [*found, ("supervisor", server)] if each[0] in kinds]
 
 
@@ -327,9 +338,9 @@ async def _drive(
                     kind = min((each for each, _ in processes), key=lambda each: tally.troubled.get(each, 0))
                     process = rng.choice([each for of, each in processes if of == kind])
                     tally.troubled[kind] = tally.troubled.get(kind, 0) + 1
-                    cuts[0] += kind != "worker"
+                    cuts[0] += kind not in _UNSEEN
                     await asyncio.to_thread(server.trouble, kind, process, getattr(signal, TROUBLES[trouble]))
-                    cuts[0] += kind != "worker"
+                    cuts[0] += kind not in _UNSEEN
 
         await asyncio.gather(make_trouble(), *(ask() for _ in range(streams)))
         await clients.finish(http, tally)
@@ -357,7 +368,7 @@ def run_chaos(
         streams: Requests at a time.
         seed: Of the order of requests, and of who is troubled.
         trouble: A name of :data:`TROUBLES`.
-        kinds: Kinds of processes that are troubled: "worker" (or a standby), "front", "supervisor".
+        kinds: Kinds of processes that are troubled: "worker" (or a standby), "rank", "front", "supervisor".
 
     Raises:
         ServingError: The server did not start, outlived its supervisor, or refuses a request without trouble.
