@@ -20,7 +20,7 @@ AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels wheels release-check pythons publish-dry-run version demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
+.PHONY: help setup kernels wheels release-check pythons publish-dry-run version demo test test-all fuzz test-peers test-agents test-cluster oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ TRITON_PYTHON ?= /usr/bin/python3.11
 test-peers: $(PEERS)/.installed .peers/kserve/.installed .peers/pytriton/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, Triton, LangChain, lm-eval, Anthropic's client, timm
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 $(PEERS)/bin/python -m pytest $(PEER_TESTS)
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 PYTHONPATH=$(PEERS)/vision $(PEERS)/bin/python -m pytest $(VISION_TESTS)
+
+test-cluster: setup  ## Divide models over Ray nodes in network namespaces: late and lost packets, cuts, dead hosts, all degrees to 8 x 8; prints tables
+	MLSYS_WHOLE_CLUSTER=1 OMP_NUM_THREADS=1 $(PY) -m pytest -s plugins/ray/tests
 
 # Agent frameworks in an environment of their own, before what the project runs with.
 AGENTS := $(VENV)-agents
