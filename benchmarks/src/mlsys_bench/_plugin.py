@@ -74,7 +74,7 @@ SUITES = {
         ("cpu",),
     ),
     "dvabatch": (
-        "DVABatch's Figures 14 to 21: policies against ZeroBatch, DelayBatch and the best static batch.",
+        "DVABatch's Figures 14, 16 and 18: policies against ZeroBatch, DelayBatch and the best static batch.",
         "dvabatch.suite:run",
         ("cpu",),
     ),

@@ -13,12 +13,10 @@ from mlsys_bench.dvabatch.embeddings import (
     INT8,
     OURS,
     Contestant,
-    agreement,
     compare,
     contestants,
     nearest_kept,
     race,
-    sentences,
 )
 from mlsys_core.errors import MlsysError
 
@@ -78,21 +76,5 @@ def test_int8_may_differ_a_little_and_tells_how_much_of_a_search_stays():
         compare(INT8, coarse, expected)
     assert nearest_kept(expected, expected) == 1.0
     assert 0.8 < nearest_kept(near, expected) < 1.0
-    found = agreement(near, expected)
-    assert found["least_cosine"] == compare(INT8, near, expected) < found["mean_cosine"] < 1
-    assert found["nearest_10_kept"] == nearest_kept(near, expected)
     turned = expected[np.random.default_rng(2).permutation(40)]
     assert nearest_kept(turned, expected) < 0.5
-
-
-def test_sentences_are_plain_text_of_pages(tmp_path: Path):
-    said = "Each of these sentences is long enough to be read."
-    (tmp_path / "a.md").write_text(
-        f"# A title that is not taken here.\n{said}\n| A table is no sentence of any text. |\n"
-    )
-    (tmp_path / "b.md").write_text(
-        f"{said} A second one is here, and it has no `code` at all.\n```\n{said}x\n```\nShort.\n"
-    )
-    (tmp_path / "c.md").write_text("Another page has another sentence of some length.\n")
-    assert sentences(tmp_path, 9) == [said, "Another page has another sentence of some length."]
-    assert sentences(tmp_path, 1) == [said]

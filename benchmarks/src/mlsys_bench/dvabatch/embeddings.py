@@ -11,7 +11,6 @@ texts come one by one, at half of the best peer's speed: the same arrivals to al
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -50,7 +49,6 @@ BATCH_SIZES = (8, 32, 64)
 LEAST_COSINE = 0.99999
 _LEAST = {INT8: 0.99} | dict.fromkeys(INT8_PEERS, 0.9)  # cosines, where it is another
 _PEERS_AT = Path("benchmarks/peers/embeddings")
-_DOCS = Path("docs")
 
 
 @dataclass
@@ -199,7 +197,7 @@ def run(
     lengths = lengths or ("RTE", "SST-2", "long-tailed")
     for name in lengths:
         if name not in LIKE:
-            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(LIKE)}, with commas")
+            raise InvalidInputError(f"lengths={name}: give some of {','.join(LIKE)}, with commas")
     num, rounds = (64, 1) if context.is_quick else (texts, rounds)
     folder = Path(model) if Path(model).is_dir() else resolve_model(model, settings().cache_dir)
     entered, missing = contestants(folder, context.num_threads, Path(peers))
@@ -209,12 +207,6 @@ def run(
         for each in entered:
             context.console.print(f"{each.name}: loading")
             running.enter_context(each.started())
-        read = sentences(_DOCS, 512)
-        if len(read) > 1:
-            vectors = {each.name: each.embed(read)[1] for each in entered if each.name in (OURS, INT8)}
-            data["int8_agreement"] = found = agreement(vectors[INT8], vectors[OURS])
-            told = ", ".join(f"{key} {value:.5f}" for key, value in found.items())
-            body.append(f"int8 beside floats on {len(read)} sentences of the documentation: {told}.")
         for workload in lengths:
             given = texts_like(workload, num)
             context.console.print(f"lengths like {workload}")
@@ -297,20 +289,6 @@ def _table(workload: str, figures: dict[str, dict[str, float]]) -> Table:
     return Table(["", *names.split(",")], rows, title)
 
 
-_HIDDEN = re.compile(r"```.*?```|<!--.*?-->|^[|#].*?$", re.DOTALL | re.MULTILINE)
-_PLAIN = re.compile(r"[A-Z][A-Za-z ,;:'()-]{30,300}\.")
-
-
-def sentences(folder: Path, most: int) -> list[str]:
-    """Return at most ``most`` different plain sentences of a folder's Markdown pages, spread over all of them."""
-    found: dict[str, None] = {}
-    for page in sorted(folder.glob("*.md")):
-        text = " ".join(_HIDDEN.sub(" ", page.read_text(encoding="utf-8")).split())
-        found |= dict.fromkeys(part for part in re.split(r"(?<=\.) ", text) if _PLAIN.fullmatch(part))
-    texts = list(found)
-    return texts[:: max(1, -(-len(texts) // most))]
-
-
 def nearest_kept(vectors: NDArray[Any], expected: NDArray[Any], most: int = 10) -> float:
     """Return how much of each text's nearest others stays: their common part of the nearest ``most``, on average.
 
@@ -334,19 +312,3 @@ def cosines(vectors: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     found: NDArray[Any] = (vectors * expected).sum(1) / lengths
     return found
-
-
-def agreement(vectors: NDArray[Any], expected: NDArray[Any]) -> dict[str, float]:
-    """Return the least and the mean cosine of vectors to the expected ones, and how much of a search stays.
-
-    Args:
-        vectors: Of a contestant, [texts, features].
-        expected: Of the reference, in the same order.
-    """
-    found = cosines(vectors, expected)
-    return {
-        "least_cosine": float(found.min()),
-        "mean_cosine": float(found.mean()),
-        "nearest_1_kept": nearest_kept(vectors, expected, 1),
-        "nearest_10_kept": nearest_kept(vectors, expected),
-    }

@@ -1,4 +1,4 @@
-"""Input diversity on the real MiniLM: every batch of every case is run (Figures 14, 16 and 17)."""
+"""Input diversity on the real MiniLM: every batch of every case is run (Figures 14 and 16)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import numpy as np
 from mlsys_core.errors import MlsysError
 from mlsys_core.report import Table
 from mlsys_dvabatch.executors.runner import StageRunner
-from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
+from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_stages
 from mlsys_dvabatch.stages.zoo import Loading, load
 from mlsys_encoders.models.bert import BertStages
 
 from mlsys_bench.dvabatch.cases import Case, Costed, Outcome, Timed, Trace, capped, delay_batch, run_case, zero_batch
-from mlsys_bench.dvabatch.stepping import QOS_S, Stepping, serve_rising
 from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 
 
@@ -85,31 +83,6 @@ def cases(window_s: float) -> list[Case]:
     ]
 
 
-def stepping(bench: EncoderBench, workload: str, *, num_per_step: int) -> tuple[float, dict[str, Stepping]]:
-    """Serve the paper's rising load with DelayBatch and Policy I, by the measured costs (Figures 15 and 17).
-
-    The highest rate follows from what the better of the two serves with all requests waiting.
-
-    Returns:
-        The latency target in seconds (the paper's, or twice a full batch of the median length where that is more), and
-        the runs by case.
-    """
-    subject = Costed(bench.costs[False], TASK_S)
-    lengths = lengths_like(workload, 256)
-    waiting = backlog(lengths, lambda _: None)
-    policy = Case("Policy I, cost-aware", InputPolicy)
-    peak_rps = max(run_case(case, subject, waiting).throughput_rps for case in (delay_batch(0.0), policy))
-    window_s = bench.tuned_window_s(
-        poisson_trace(0.6 * peak_rps, lengths_like(workload, 256), lambda _: None), peak_rps
-    )
-    runs = {
-        case.name: serve_rising(case, subject, peak_rps, num_per_step=num_per_step, workload=workload)
-        for case in (delay_batch(window_s), policy)
-    }
-    full_s = remaining_s(bench.costs[False], 0, 64, int(np.median(lengths)))
-    return max(QOS_S, 2 * full_s), runs
-
-
 def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
     """Check that all cases gave the same vectors.
 
@@ -133,7 +106,7 @@ def peaks(bench: EncoderBench, workload: str, num: int) -> list[Outcome]:
 
 
 def at_load(bench: EncoderBench, workload: str, num: int, *, load: float, peak_rps: float) -> list[Outcome]:
-    """Measure each case's latencies at a share of DelayBatch's peak."""
+    """Measure each case's latencies at a share of a peak."""
     rate = load * peak_rps
     trace = poisson_trace(rate, lengths_like(workload, num), bench.payload)
     window_s = bench.tuned_window_s(trace, peak_rps)

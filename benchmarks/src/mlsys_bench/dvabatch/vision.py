@@ -1,24 +1,24 @@
-"""Operator and load diversity: measured costs of real stages, all policies in virtual time (Figures 14-16, 18-20)."""
+"""Operator and load diversity: measured costs of real stages, all policies in virtual time (Figures 14, 16, 18)."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, remaining_s
+from mlsys_dvabatch.scheduling.costs import StageCosts, least_request_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.scheduling.policies.registry import comp_wait_s
-from mlsys_dvabatch.stages.profile import OperatorProfile, profile_stages
+from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
-from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import open_program
 
 from mlsys_bench.dvabatch.cases import Case, Costed, Outcome, best_static, delay_batch, run_case, zero_batch
-from mlsys_bench.dvabatch.stepping import QOS_S, Stepping, serve_rising
 from mlsys_bench.dvabatch.workloads import poisson_trace
+
+QOS_S = 0.2  # the paper's latency target
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class VisionBench:
     """One model, sliced and measured."""
 
     name: str
-    program: Program
     costs: StageCosts
 
     @property
@@ -43,7 +42,7 @@ def measure_model(name: str, *, is_quick: bool, num_stages: int = 4) -> VisionBe
 
     sizes = (1, 2, 4, 8, 16) if is_quick else (1, 2, 4, 8, 16, 32, 64)
     table = profile_stages(model, lambda _: model.example, batch_sizes=sizes, repeats=3, clock=time.thread_time)
-    return VisionBench(name, program, table)
+    return VisionBench(name, table)
 
 
 def qos_s(costs: StageCosts) -> float:
@@ -87,35 +86,3 @@ def at_load(bench: VisionBench, load: float, *, num: int, window_s: float) -> li
     outcomes.append(best_static(subject, trace, offered_rps=rate))
     outcomes += [run_case(case, subject, trace, offered_rps=rate) for case in policies(bench.costs)]
     return outcomes
-
-
-def buffer_pairs(bench: VisionBench, *, num: int) -> dict[int, float]:
-    """Return the average latency in seconds at high load by number of buffer pairs (Figure 19)."""
-    trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
-    subject = Costed(bench.costs, TASK_S)
-    cases = {pairs: Case(f"{pairs} pairs", LoadPolicy, num_pairs=pairs) for pairs in (1, 2, 3, 4)}
-    return {pairs: run_case(case, subject, trace).mean_s for pairs, case in cases.items()}
-
-
-def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) -> dict[int, float]:
-    """Return the average latency in seconds at high load by number of stages (Figure 20)."""
-    allowed = bench.program.allowed_cuts
-    times = [row[-1] for row in operators.seconds]
-    found = {}
-    for count in (1, 2, 4, 8, 20):
-        if count > len(allowed) + 1:
-            continue
-        costs: TableCosts = operators.costs(even_cuts(times, allowed, count))
-        trace = poisson_trace(0.9 / least_request_s(costs, 64), [1] * num, lambda _: None)
-        found[count] = run_case(Case("DVABatch", LoadOperatorPolicy), Costed(costs, TASK_S), trace).mean_s
-    return found
-
-
-def stepping(bench: VisionBench, window_s: float, *, num_per_step: int) -> dict[str, Stepping]:
-    """Serve the paper's rising load with DelayBatch and DVABatch (Figure 15); return the runs by case."""
-    chosen = next(case for case in policies(bench.costs) if case.name == "DVABatch")
-    subject = Costed(bench.costs, TASK_S)
-    return {
-        case.name: serve_rising(case, subject, bench.peak_rps, num_per_step=num_per_step)
-        for case in (delay_batch(window_s), chosen)
-    }
