@@ -1,4 +1,4 @@
-"""The suite ``batchmaker``: the paper's figures, one function each (BatchMaker, sections 2.3 and 7)."""
+"""The suite ``batchmaker``: the paper's figures of latency over load, one function each (BatchMaker, section 7)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mlsys_batchmaker.cells.knee import UNIT, profile_lstm_cell
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.store import batch_sizes
 from mlsys_batchmaker.models.tree import tree_model
@@ -38,21 +36,10 @@ class Scale:
     loads: tuple[float, ...]  # parts of the strong baseline's peak
     vocabulary: int  # of sequence to sequence
     max_batches: tuple[int, ...]  # of figure 7
-    widths: tuple[int, ...]  # of figure 8's buckets
-    knee_sizes: tuple[int, ...]
-    trees: Path | None = None
 
 
-QUICK = Scale(256, 120, (0.3, 0.5, 0.7, 0.9), 300, (64,), (1, 10, 40), (1, 8, 64, 256))
-FULL = Scale(
-    1024,
-    1000,
-    (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3),
-    30_000,
-    (512, 64),
-    (1, 5, 10, 20, 40),
-    (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
-)
+QUICK = Scale(256, 120, (0.3, 0.5, 0.7, 0.9), 300, (64,))
+FULL = Scale(1024, 1000, (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3), 30_000, (512, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +69,6 @@ def sweep(
     return runs
 
 
-def peak(make: systems.Make, requests: Sequence[Request]) -> float:
-    """Measure the throughput, in requests a second, when all requests arrive at once."""
-    return serve("peak", make, requests, poisson_arrivals(len(requests), INF, 0)).throughput_rps
-
-
 def lstm_cases(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
     """Return BatchMaker in both forms, and the baselines of a sequence encoder."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(max_batch))
@@ -100,57 +82,11 @@ def lstm_cases(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
     }
 
 
-def figure3(scale: Scale) -> Shown:
-    """Measure latency and throughput of one LSTM step over batch sizes."""
-    table = profile_lstm_cell(scale.hidden, scale.knee_sizes, num_threads=1, repeats=3, warmup=1)
-    knee = table.knee(UNIT)
-    rows = [
-        (str(size), f"{seconds * 1e3:.3f}", f"{size / seconds:,.0f}", "knee" if size == knee else "")
-        for size, seconds in zip(table[UNIT].batch_sizes, table[UNIT].seconds, strict=True)
-    ]
-    return Shown(
-        "Figure 3: one step of the cell",
-        (Table(("batch", "ms", "cells/s", ""), rows),),
-        {"batch_sizes": list(table[UNIT].batch_sizes), "seconds": list(table[UNIT].seconds), "knee": knee},
-    )
-
-
 def figure7(scale: Scale, max_batch: int) -> Shown:
     """Measure latency against load for an LSTM on WMT-like lengths."""
     cases = lstm_cases(scale, max_batch)
     requests = workloads.sentences(scale.num_requests)
     return _compare(f"Figure 7: LSTM, b_max = {max_batch}", cases, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
-
-
-def figure8(scale: Scale) -> Shown:
-    """Compare the bucketed baseline at several bucket widths."""
-    model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
-    cases = {
-        f"width {width}": systems.request_level(
-            baselines.lstm(model), max_batch=64, bucket_width=width, length=baselines.num_words
-        )
-        for width in scale.widths
-    }
-    requests = workloads.sentences(scale.num_requests)
-    return _compare("Figure 8: width of the buckets", cases, requests, scale, ("width 10",))
-
-
-def figure9(scale: Scale) -> Shown:
-    """Measure queueing and computing times at a quarter of the strong baseline's peak."""
-    cases = lstm_cases(scale, 64)
-    requests = workloads.sentences(scale.num_requests)
-    rate = 0.25 * peak(cases["bucketed"], requests)
-    runs = {name: each[0] for name, each in sweep(cases, requests, [rate]).items()}
-    rows = [
-        (name, *(f"{_ms(values, part):.2f}" for values in (each.queue_s, each.compute_s) for part in (50, 90, 99)))
-        for name, each in runs.items()
-    ]
-    columns = ("system", *(f"{what} p{part} (ms)" for what in ("queue", "compute") for part in (50, 90, 99)))
-    return Shown(
-        f"Figure 9: where time goes at {rate:,.0f} requests/s",
-        (Table(columns, rows),),
-        {name: {"queue_s": list(each.queue_s), "compute_s": list(each.compute_s)} for name, each in runs.items()},
-    )
 
 
 def figure11(scale: Scale, kind: str) -> Shown:
@@ -180,24 +116,23 @@ def figure13(scale: Scale) -> Shown:
 
 
 def figure14(scale: Scale, *, identical: bool) -> Shown:
-    """Compare TreeLSTM on parse trees or random ones; or on trees of one shape, with the ideal graph (figure 15)."""
+    """Compare TreeLSTM on random trees; or on trees of one shape, with the ideal graph (figure 15)."""
     model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
     wide = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(512))
     count = max(50, scale.num_requests // 2)
+    height = "per height, 64 trees"
     common: dict[str, Any] = {"max_batch": 64, "bucket_width": None, "pads": False, "length": _num_nodes}
     cases = {
         "cellular, chunk": systems.cellular(model, executor="chunk"),
         "cellular, cell": systems.cellular(model, executor="cell"),
         "cellular, chunk, b_max 512": systems.cellular(wide, executor="chunk"),
-        "per height, 64 trees": systems.request_level(baselines.tree_per_height(model), **common),
+        height: systems.request_level(baselines.tree_per_height(model), **common),
     }
     if identical:
         cases["ideal"] = systems.request_level(baselines.tree_ideal(model), **common)
         requests = workloads.identical_trees(count)
         return _compare("Figure 15: TreeLSTM, one shape", cases, requests, scale, ("ideal",))
-    requests = workloads.trees(count, file=scale.trees)
-    source = "random trees" if scale.trees is None else scale.trees.name
-    return _compare(f"Figure 14: TreeLSTM, {source}", cases, requests, scale, ("per height, 64 trees",))
+    return _compare("Figure 14: TreeLSTM, random trees", cases, workloads.trees(count), scale, (height,))
 
 
 def _compare(
@@ -258,18 +193,12 @@ def _num_nodes(request: Request) -> int:
     return 2 * len(request["words"]) - 1
 
 
-def _ms(values: Sequence[float], part: int) -> float:
-    import numpy as np
-
-    return float(np.percentile(values, part)) * 1e3
-
-
 METHOD = (
     "Every batch is computed, with one thread; its CPU time, and that of scheduling, moves a virtual clock by which "
     "requests arrive (Poisson). Cases take turns in one process, and their outputs are compared before their "
     "times. What other work on the machine does to caches and frequency is in the figures."
 )
-FIGURES = ("3", "7", "8", "9", "11", "13", "14", "15")
+FIGURES = ("7", "11", "13", "14", "15")
 
 
 def plan(scale: Scale, wanted: Sequence[str]) -> list[tuple[str, Callable[[], Shown]]]:
@@ -282,10 +211,7 @@ def plan(scale: Scale, wanted: Sequence[str]) -> list[tuple[str, Callable[[], Sh
     if unknown:
         raise InvalidInputError(f"no figure {', '.join(unknown)}: there are {', '.join(FIGURES)}")
     steps: dict[str, list[tuple[str, Callable[[], Shown]]]] = {
-        "3": [("knee", partial(figure3, scale))],
         "7": [(f"LSTM, b_max {size}", partial(figure7, scale, size)) for size in scale.max_batches],
-        "8": [("bucket widths", partial(figure8, scale))],
-        "9": [("queueing and computing", partial(figure9, scale))],
         "11": [(f"LSTM, {kind}", partial(figure11, scale, kind)) for kind in ("fixed24", "clip50", "clip100")],
         "13": [("Seq2Seq, two workers", partial(figure13, scale))],
         "14": [("trees", partial(figure14, scale, identical=False))],
@@ -294,9 +220,7 @@ def plan(scale: Scale, wanted: Sequence[str]) -> list[tuple[str, Callable[[], Sh
     return [step for each in wanted for step in steps[each]]
 
 
-def run(
-    context: BenchContext, *, figures: tuple[str, ...] = FIGURES, hidden: int = 0, requests: int = 0, trees: str = ""
-) -> Section:
+def run(context: BenchContext, *, figures: tuple[str, ...] = FIGURES, hidden: int = 0, requests: int = 0) -> Section:
     """Run the experiments of some figures.
 
     Args:
@@ -304,12 +228,11 @@ def run(
         figures: Of :data:`FIGURES`.
         hidden: Hidden size; 0: 1024, quick 256.
         requests: Of a run; 0: 1000, quick 120.
-        trees: A file of parse trees in brackets, one a line, for figure 14; empty: random ones.
 
     Raises:
         InvalidInputError: there is no such figure.
     """
-    scale = dataclasses.replace(QUICK if context.is_quick else FULL, trees=Path(trees) if trees else None)
+    scale = QUICK if context.is_quick else FULL
     scale = dataclasses.replace(scale, hidden=hidden or scale.hidden, num_requests=requests or scale.num_requests)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -324,7 +247,7 @@ def run(
     notes = [
         METHOD,
         f"h = {scale.hidden}, {scale.num_requests} requests a run; load average of the machine at the end {load:.1f}.",
-        "DyNet is beside these trees in the suite batchmaker-trees.",
+        "Parse trees, and DyNet beside them: the suite batchmaker-trees.",
     ]
     body = [*notes, *(item for each in shown for item in (each.title, *each.items))]
     return Section("BatchMaker: the paper's figures", body, data={each.title: each.data for each in shown})
