@@ -38,8 +38,8 @@ SUITES = {
     "orca-gpu": ("Triton kernels and whole iterations against torch's operators.", "orca.gpu:run", ("cuda",)),
     "orca-soak": ("Many clients, half of whom leave midway: each answer checked.", "orca.soak:run", ("cpu",)),
     "windtunnel-tables": (
-        "The experiments of the dissertation's section 5.4.",
-        "windtunnel.tables:run",
+        "300,000 flights (dissertation, section 5.4): a pipeline translated and trained, beside other models.",
+        "windtunnel.experiments.suite:run",
         ("cpu",),
     ),
     "windtunnel-infer": (

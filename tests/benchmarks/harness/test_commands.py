@@ -16,7 +16,7 @@ from mlsys_core.cli.main import run
         ("orca bench peers dtype=fp32", "orca-peers", ["dtype=fp32"]),
         ("nimble bench nets=darts,lstm", "nimble", ["nets=darts,lstm"]),
         ("nimble bench nimble-zoo", "nimble-zoo", []),
-        ("windtunnel bench tables=5.3 dry_run=true", "windtunnel-tables", ["tables=5.3", "dry_run=true"]),
+        ("windtunnel bench only=source seeds=1", "windtunnel-tables", ["only=source", "seeds=1"]),
         ("batchmaker bench", "batchmaker", []),
         ("dvabatch bench over-http", "dvabatch-over-http", []),
     ],

@@ -85,10 +85,9 @@ def journal(folder: Path) -> Case:
     from dataclasses import asdict
 
     from mlsys_bench.windtunnel.experiments.data import Sizes
-    from mlsys_bench.windtunnel.experiments.plan import Result, Setting
-    from mlsys_bench.windtunnel.experiments.run import open_journal
+    from mlsys_bench.windtunnel.experiments.suite import Result, Setting, open_journal
 
-    setting = Setting(Sizes(), 3)
+    setting = Setting(Sizes(9, 9, 9), 3, 4)
     lines = [{"setting": asdict(setting)}, asdict(Result("a", 0.5, 0.25, 1.0, 10, {"epoch": 2}))]
     path = folder / "journal.jsonl"
 

@@ -56,7 +56,7 @@ def _nearby(name: str) -> list[_Row]:
     rows = []
     for model, theirs in found.items():
         points = [100 * (score - theirs[seed]) for seed, score in ours.items() if seed in theirs]
-        what, command = "test AUC, 300,000 flights", "mlsys bench windtunnel-tables tables=nearby columns=pre4"
+        what, command = "test AUC, 300,000 flights", "mlsys bench windtunnel-tables"
         rows.append((mean(points), what, model, len(points), name, command))
     return rows
 

@@ -1,4 +1,4 @@
-"""Eight public sets of the suites ``windtunnel-public`` and ``windtunnel-distil``, which packages carry."""
+"""Eight public sets of the suite ``windtunnel-public``, which packages carry."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from mlsys_bench.windtunnel.experiments import nearby
 from mlsys_bench.windtunnel.experiments.data import Part, Task
 
 
@@ -21,4 +22,10 @@ def make_part(rows: int, seed: int) -> Part:
 
 @pytest.fixture(scope="session")
 def task() -> Task:
-    return Task("towns", "auc", ("one", "two"), ("town",), make_part(1500, 0), make_part(400, 1), make_part(400, 2))
+    return Task("towns", ("one", "two"), ("town",), make_part(1500, 0), make_part(400, 1), make_part(400, 2))
+
+
+@pytest.fixture
+def towns(task: Task, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setattr(nearby, "NEARBY", (("town", "one", {"width": 0.5, "before": 2, "after": 1}),))
+    return task

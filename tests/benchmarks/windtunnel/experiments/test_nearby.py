@@ -8,23 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_bench.windtunnel.experiments import nearby
 from mlsys_bench.windtunnel.experiments.data import Task
 from mlsys_bench.windtunnel.experiments.nearby import CountTable, NearbyCounts, registry, with_counts
-from mlsys_bench.windtunnel.experiments.run import outside_columns
 from mlsys_bench.windtunnel.experiments.sources import code_task, make_columns, make_source
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.tune import fine_tune
 from sklearn.base import clone
-
-SPEC = (("town", "one", {"width": 0.5, "before": 2, "after": 1}),)
-
-
-@pytest.fixture
-def towns(task: Task, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setitem(nearby.NEARBY, task.name, SPEC)
-    return task
 
 
 @given(
@@ -71,7 +61,7 @@ def test_bad_parameters():
 
 
 def test_it_is_translated_and_trained(towns: Task):
-    source = make_source(towns, "pre4", "pipe2", seed=0, num_threads=1, num_trees=5)
+    source = make_source(towns, seed=0, num_threads=1, num_trees=5)
     source.fit(towns.train.frame, towns.train.target.astype(int))
     expected = source.predict_proba(towns.test.frame)
     module = translate(source, registry=registry())
@@ -90,14 +80,9 @@ def test_outside_models_are_given_the_same_counts(towns: Task):
     task = with_counts(towns)
     assert task.numbers == ("one", "two", *(f"town-one__town_one_{at}" for at in ("-2", "-1", "+0", "+1")))
     coded = code_task(task)
-    columns = make_columns(towns, "pre4")
+    columns = make_columns(towns)
     assert np.array_equal(coded.train.numbers[:, 2:], columns.fit_transform(towns.train.frame)[:, -4:])
     assert np.array_equal(coded.test.numbers[:, 2:], columns.transform(towns.test.frame)[:, -4:])
-
-
-def test_of_other_data_nothing_is_said(task: Task):
-    with pytest.raises(InvalidInputError, match="flights-3m; not of towns"):
-        make_source(task, "pre4", "pipe2", seed=0, num_threads=1)
 
 
 def test_names(towns: Task):
@@ -105,16 +90,3 @@ def test_names(towns: Task):
     names = NearbyCounts(0.5, before=1, after=1).fit(frame).get_feature_names_out()
     assert names.tolist() == ["town_one_-1", "town_one_+0", "town_one_+1"]
     assert isinstance(frame, pd.DataFrame)
-
-
-def test_columns_that_tell_the_date_are_left_out_for_everybody(towns: Task, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(InvalidInputError, match="flights-3m; not of towns"):
-        make_source(towns, "pre5", "pipe2", seed=0, num_threads=1)
-    monkeypatch.setitem(nearby.DATES, towns.name, ("two",))
-    dated, without = (
-        make_columns(towns, pre).fit(towns.train.frame).get_feature_names_out() for pre in ("pre4", "pre5")
-    )
-    assert set(dated) - set(without) == {"numbers__two"}
-    of_outside = outside_columns(towns, "pre5").numbers
-    assert of_outside == tuple(name for name in outside_columns(towns, "pre4").numbers if name != "two")
-    assert outside_columns(towns, "-") is towns

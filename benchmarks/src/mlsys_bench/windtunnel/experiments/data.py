@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,11 @@ SHARES = (0.6, 0.8)  # of a split by chance: training below the first, validatio
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Rows taken of each part; None for all."""
+    """Rows taken of each part at most."""
 
-    train: int | None = None
-    valid: int | None = None
-    test: int | None = None
+    train: int
+    valid: int
+    test: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class Task:
     """A data set for one seed."""
 
     name: str
-    metric: Literal["auc", "rmse"]
     numbers: tuple[str, ...]  # columns of numbers, float64
     words: tuple[str, ...]  # columns of categories, text
     train: Part
@@ -67,15 +66,14 @@ class _Table:
     split: tuple[Mask, Mask, Mask] | None  # None: by chance
 
 
-def load_task(name: str, *, seed: int, sizes: Sizes | None = None, fraction: float = 1.0) -> Task:
+def load_task(name: str, *, seed: int, sizes: Sizes) -> Task:
     """Read a data set and take a split of it.
 
     Args:
         name: One of :data:`DATASETS`.
         seed: Seed of the rows taken where ``sizes`` asks for fewer than there are, and of each row's part in a
             split by chance.
-        sizes: Rows of each part at most; None takes all.
-        fraction: Share of the training rows, 0 to 1, after ``sizes``.
+        sizes: Rows of each part at most.
 
     Raises:
         InvalidInputError: no such data set.
@@ -86,16 +84,13 @@ def load_task(name: str, *, seed: int, sizes: Sizes | None = None, fraction: flo
     table = DATASETS[name](resolve_model(name, settings().cache_dir))
     rng = np.random.default_rng(seed)
     split = table.split or _by_chance(rng, len(table.frame))
-    sizes = sizes or Sizes()
     parts = []
-    for mask, size, share in zip(split, (sizes.train, sizes.valid, sizes.test), (fraction, 1.0, 1.0), strict=True):
+    for mask, size in zip(split, (sizes.train, sizes.valid, sizes.test), strict=True):
         rows = np.flatnonzero(mask)
-        wanted = max(1, round(share * min(len(rows), size or len(rows))))
-        if wanted < len(rows):
-            rows = np.sort(rng.permutation(rows)[:wanted])  # a smaller fraction's rows are among a larger one's
+        if size < len(rows):
+            rows = np.sort(rng.permutation(rows)[:size])
         parts.append(Part(table.frame.iloc[rows].reset_index(drop=True), table.target[rows]))
-    metric: Literal["auc", "rmse"] = "rmse" if name == "movielens-100k" else "auc"
-    return Task(name, metric, table.numbers, table.words, *parts)
+    return Task(name, table.numbers, table.words, *parts)
 
 
 def _by_chance(rng: np.random.Generator, rows: int) -> tuple[Mask, Mask, Mask]:

@@ -33,13 +33,10 @@ from mlsys_bench.windtunnel.experiments.data import Part, Task
 
 Rows = npt.NDArray[np.float64]
 
-# By data set: a category, a number, and what near means of the two.
-NEARBY: dict[str, tuple[tuple[str, str, Mapping[str, Any]], ...]] = {
-    "flights-3m": (("route", "minute", {"width": 10, "before": 6, "after": 2, "min_frequency": 25}),),
-}
-# By data set: numbers that tell the date. Day of the month and weekday are together nearly the date of a training row,
-# so what was unusual on it is learnt, and is then looked for in other months.
-DATES: dict[str, tuple[str, ...]] = {"flights-3m": ("day",)}
+# A category, a number, and what near means of the two, for flights-3m.
+NEARBY: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("route", "minute", {"width": 10, "before": 6, "after": 2, "min_frequency": 25}),
+)
 
 
 class CellLookup(CategoryLookup):
@@ -165,33 +162,16 @@ class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return np.array([f"{word}_{number}_{at:+d}" for at in range(-self.before, self.after + 1)], dtype=object)
 
 
-def nearby_steps(dataset: str) -> list[tuple[str, NearbyCounts, list[str]]]:
-    """Return steps of a column transformer.
-
-    Raises:
-        InvalidInputError: :data:`NEARBY` lacks the data set.
-    """
-    if dataset not in NEARBY:
-        raise InvalidInputError(f"what is near is said of {', '.join(NEARBY)}; not of {dataset}")
-    return [(f"{word}-{number}", NearbyCounts(**options), [word, number]) for word, number, options in NEARBY[dataset]]
-
-
-def undated(task: Task) -> Task:
-    """Return the same rows without the numbers that tell their date.
-
-    Raises:
-        InvalidInputError: :data:`DATES` lacks the data set.
-    """
-    if task.name not in DATES:
-        raise InvalidInputError(f"which columns tell the date is said of {', '.join(DATES)}; not of {task.name}")
-    return replace(task, numbers=tuple(name for name in task.numbers if name not in DATES[task.name]))
+def nearby_steps() -> list[tuple[str, NearbyCounts, list[str]]]:
+    """Return steps of a column transformer."""
+    return [(f"{word}-{number}", NearbyCounts(**options), [word, number]) for word, number, options in NEARBY]
 
 
 def with_counts(task: Task) -> Task:
     """Return the same rows with the counts as further numbers, for models that are given columns as they are."""
     from sklearn.compose import ColumnTransformer
 
-    counts = ColumnTransformer(nearby_steps(task.name))
+    counts = ColumnTransformer(nearby_steps())
     of_train = counts.fit_transform(task.train.frame)
     names = tuple(counts.get_feature_names_out())
 
@@ -200,7 +180,7 @@ def with_counts(task: Task) -> Task:
 
     others = (counted(part, counts.transform(part.frame)) for part in (task.valid, task.test))
     numbers = (*task.numbers, *names)
-    return Task(task.name, task.metric, numbers, task.words, counted(task.train, of_train), *others)
+    return Task(task.name, numbers, task.words, counted(task.train, of_train), *others)
 
 
 def converter(estimator: NearbyCounts) -> Converted:

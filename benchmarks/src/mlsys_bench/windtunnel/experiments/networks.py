@@ -30,7 +30,7 @@ class DeepGbm(nn.Module):
 
     Args:
         task: Its training rows scale the numbers.
-        trees: A LightGBM classifier fitted on :func:`tree_table`.
+        trees: A LightGBM classifier fitted on numbers, and codes as numbers.
         num_features: Number of features that GBDT2NN reads: those that the trees gain most by.
     """
 
@@ -97,13 +97,8 @@ class DeepGbm(nn.Module):
 
 def leaf_indices(trees: Any, part: Coded, task: CodedTask) -> Tensor:
     """Return the leaf that each row reaches in each tree, ``[rows, trees]``."""
-    leaves: npt.NDArray[np.int64] = trees.predict(tree_table(part, task), pred_leaf=True).astype(np.int64)
+    leaves: npt.NDArray[np.int64] = trees.predict(frame_of(part, task, "int64"), pred_leaf=True).astype(np.int64)
     return torch.from_numpy(leaves.reshape(len(part.target), -1))
-
-
-def tree_table(part: Coded, task: CodedTask) -> Any:
-    """Return the columns that the trees read: numbers and codes as numbers, or a preparation's columns alone."""
-    return part.numbers if task.is_encoded else frame_of(part, task, "int64")
 
 
 def _table(part: Coded) -> npt.NDArray[np.float32]:

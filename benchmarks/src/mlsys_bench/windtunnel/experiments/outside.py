@@ -163,12 +163,12 @@ def _network(name: str) -> Callable[..., tuple[Scores, Scores]]:
 def _deepgbm(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tuple[Scores, Scores]:
     import torch
 
-    from mlsys_bench.windtunnel.experiments.networks import DeepGbm, leaf_indices, tree_table
+    from mlsys_bench.windtunnel.experiments.networks import DeepGbm, leaf_indices
     from mlsys_bench.windtunnel.experiments.sources import make_trees
 
     torch.manual_seed(budget.seed)
     trees = make_trees(seed=budget.seed, num_threads=budget.num_threads, num_trees=budget.num_trees)
-    trees.fit(tree_table(task.train, task), task.train.target)
+    trees.fit(frame_of(task.train, task, "int64"), task.train.target)
     model = DeepGbm(task, trees)
     leaves = leaf_indices(trees, task.train, task)
     target = torch.from_numpy(task.train.target).float()
