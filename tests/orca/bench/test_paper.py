@@ -11,6 +11,7 @@ from mlsys_bench.orca import paper_engine, paper_simulated
 from mlsys_bench.orca.paper import Case, Curve, crossing, paper_workload, throughput_at
 from mlsys_bench.orca.paper_simulated import Cluster, Gpt, Gpu
 from mlsys_bench.orca.paper_suite import run_engine, run_simulated
+from mlsys_bench.orca.serve import Workload
 from mlsys_bench.workload.lengths import Constant, Uniform
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError
@@ -75,12 +76,12 @@ def test_the_ratio_compares_the_best_of_each() -> None:
 
 
 def test_scaled_lengths() -> None:
-    workload = paper_workload(scale=1, num_requests=4, is_homogeneous=False)
+    workload = paper_workload(scale=1, num_requests=4)
     assert (workload.prompts, workload.outputs) == (Uniform(32, 512), Uniform(1, 128))
-    workload = paper_workload(scale=1 / 32, num_requests=4, is_homogeneous=True)
-    assert (workload.prompts, workload.outputs) == (Constant(8), Constant(2))
+    workload = paper_workload(scale=1 / 32, num_requests=4)
+    assert (workload.prompts, workload.outputs) == (Uniform(1, 16), Uniform(1, 4))
     with pytest.raises(InvalidInputError, match="scale of the lengths is 0"):
-        paper_workload(scale=0, num_requests=4, is_homogeneous=False)
+        paper_workload(scale=0, num_requests=4)
 
 
 def test_the_cluster_holds_what_it_should() -> None:
@@ -115,7 +116,7 @@ def test_more_gpus_share_the_work_and_must_agree() -> None:
 
 def test_a_lone_simulated_request_takes_what_its_iterations_cost() -> None:
     cluster = Cluster()
-    workload = paper_workload(scale=1, num_requests=1, is_homogeneous=True)
+    workload = Workload(prompts=Constant(272), outputs=Constant(64), num_requests=1)
     registry = installed_plugins().registry
     point = paper_simulated.simulate_point(Case("orca", 8), workload, cluster, rate=1.0, registry=registry)
     costs = [cluster.iteration_s(batch_of((0, 272))), *(cluster.iteration_s(batch_of((272 + i, 1))) for i in range(63))]
@@ -136,17 +137,16 @@ def test_the_papers_result_comes_out_of_the_simulation(monkeypatch: pytest.Monke
     assert at["request_level"][0] == "request-level(1, 1)"
 
 
-def test_the_real_engine_replays_both_traces(make_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_engine_replays_the_trace(make_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper_engine, "QUICK_CASES", (Case("orca", 4), Case("request-level", 4)))
     loaded = load_model(make_gguf(), dtype="fp32", backend="torch")
     context = BenchContext(Console(file=io.StringIO()), is_quick=True, device="cpu", num_threads=1)
     section = run_engine(loaded, context, scale=0.05, num_requests=4)
     assert section.status == "ok"
     assert section.data["num_wrong"] == 0
-    for trace in ("heterogeneous", "homogeneous"):
-        assert {label: len(points) for label, points in section.data[trace].items()} == {
-            "orca(4)": len(paper_engine.QUICK_LOADS),
-            "request-level(4, 4)": len(paper_engine.QUICK_LOADS),
-        }
+    assert {label: len(points) for label, points in section.data["heterogeneous"].items()} == {
+        "orca(4)": len(paper_engine.QUICK_LOADS),
+        "request-level(4, 4)": len(paper_engine.QUICK_LOADS),
+    }
     assert section.data["alone_s"] > 0
     assert set(section.data["crossings"]) == {"twice that of a request alone"}

@@ -1,4 +1,4 @@
-"""The requests of a benchmark: exact lengths, the same at every load, beginning alike only where asked to."""
+"""The requests of a benchmark: exact lengths, the same at every load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mlsys_bench.orca.serve import Workload
 from mlsys_bench.workload.lengths import Uniform
-from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.tokenizer import Tokenizer
 
@@ -18,8 +17,8 @@ def tokenizer(make_gguf: Callable[..., Path]) -> Tokenizer:
     return load_model(make_gguf(), dtype="fp32", backend="torch").tokenizer
 
 
-def workload(**changes: int) -> Workload:
-    return Workload(prompts=Uniform(3, 40), outputs=Uniform(1, 9), num_requests=12, **changes)
+def workload() -> Workload:
+    return Workload(prompts=Uniform(3, 40), outputs=Uniform(1, 9), num_requests=12)
 
 
 def test_requests_have_the_trace_s_lengths_at_every_load(tokenizer: Tokenizer) -> None:
@@ -33,11 +32,6 @@ def test_requests_have_the_trace_s_lengths_at_every_load(tokenizer: Tokenizer) -
     assert slow == pytest.approx(40 * fast, rel=1e-4)
 
 
-def test_prompts_differ_but_for_a_shared_prefix(tokenizer: Tokenizer) -> None:
+def test_prompts_differ(tokenizer: Tokenizer) -> None:
     prompts = [each.prompt_token_ids for each in workload().requests(tokenizer)]
     assert len(set(prompts)) == len(prompts)
-    shared = [each.prompt_token_ids for each in workload(shared_prefix=32).requests(tokenizer)]
-    assert len({prompt[:32] for prompt in shared}) == 1
-    assert [prompt[32:] for prompt in shared] == prompts
-    with pytest.raises(InvalidInputError, match="shared prefix of -1"):
-        workload(shared_prefix=-1)

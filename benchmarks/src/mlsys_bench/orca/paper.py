@@ -1,8 +1,7 @@
 """The ORCA paper's evaluation (section 6.2, dissertation 4.5.2): throughput against median latency, two schedulings.
 
 Both back ends share this: the traces, the cases, and the ratio of throughput at equal latency. The real engine
-(:mod:`.paper_engine`) and the paper's cluster (:mod:`.paper_simulated`) each give a :class:`Curve` per case;
-:mod:`.paper_report` draws them.
+(:mod:`.paper_engine`) and the paper's cluster (:mod:`.paper_simulated`) each give a :class:`Curve` per case.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import LoadPoint
 
 from mlsys_bench.orca.serve import Workload
-from mlsys_bench.workload.lengths import ORCA_OUTPUTS, ORCA_PROMPTS, Constant, Uniform
+from mlsys_bench.workload.lengths import ORCA_OUTPUTS, ORCA_PROMPTS, Uniform
 
 PAPERS_RATIO = 36.9  # 6.81 over 0.185 req/s, 175B on 16 GPUs
 PAPERS_LATENCY_S = 0.190  # the median normalised latency it was read at
 PAPERS_SLOWDOWN = 1.47  # FasterTransformer's iterations over Orca's on the 175B model, at most (Figure 4.7c)
 ALONE = (128, 32)  # input and output tokens whose normalised execution time, doubled, gave that latency (Figure 4.7c)
-HOMOGENEOUS = (272, 64)  # the means of the two uniform lengths; the text names no lengths for Figure 4.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +68,22 @@ class Crossing:
         return self.orca[1] / self.request_level[1]
 
 
-def paper_workload(*, scale: float, num_requests: int, is_homogeneous: bool, seed: int = 0) -> Workload:
+def paper_workload(*, scale: float, num_requests: int) -> Workload:
     """Return the paper's requests with lengths times ``scale``, at least one token each.
 
     Raises:
         InvalidInputError: ``scale`` is not above 0.
 
     Example:
-        >>> paper_workload(scale=0.125, num_requests=2, is_homogeneous=False).prompts
+        >>> paper_workload(scale=0.125, num_requests=2).prompts
         Uniform(low=4, high=64)
     """
     if not 0 < scale < math.inf:
         raise InvalidInputError(f"the scale of the lengths is {scale}: it must be above 0, and 1 is the paper's")
-    if is_homogeneous:
-        num_input, num_output = (scaled(length, scale) for length in HOMOGENEOUS)
-        return Workload(prompts=Constant(num_input), outputs=Constant(num_output), num_requests=num_requests, seed=seed)
     prompts, outputs = (
         Uniform(scaled(lengths.low, scale), scaled(lengths.high, scale)) for lengths in (ORCA_PROMPTS, ORCA_OUTPUTS)
     )
-    return Workload(prompts=prompts, outputs=outputs, num_requests=num_requests, seed=seed)
+    return Workload(prompts=prompts, outputs=outputs, num_requests=num_requests)
 
 
 def scaled(length: int, scale: float) -> int:

@@ -13,7 +13,8 @@ of streaming kernels and of NCCL within a machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlsys_core.loop import SimulatedExecutor, simulate
@@ -158,7 +159,6 @@ def simulate_curve(
     *,
     latency_s: float,
     registry: Registry,
-    on_point: Callable[[LoadPoint], None] = lambda _: None,
 ) -> Curve:
     """Simulate rising rates, until the median latency is far above the one of interest, or the cluster far behind.
 
@@ -168,13 +168,12 @@ def simulate_curve(
         cluster: The machines that run the iterations.
         latency_s: The median normalised latency of interest, seconds per token.
         registry: Where the policy is looked up.
-        on_point: Hears each run as it ends.
     """
     points: list[LoadPoint] = []
-    for rate in _rates():
+    for number in itertools.count():
+        rate = FIRST_RATE * RATE_FACTOR**number
         point = simulate_point(case, workload, cluster, rate=rate, registry=registry)
         points.append(point)
-        on_point(point)
         assert point.normalized_latency is not None
         if point.normalized_latency.p50 > _STOP_AT * latency_s or rate > _OVERLOADED * point.throughput_rps:
             break
@@ -213,13 +212,6 @@ def simulate_point(case: Case, workload: Workload, cluster: Cluster, *, rate: fl
         latency=latency,
         normalized_latency=LatencySummary.of(each.latency_s / num_output[each.request_id] for each in served),
     )
-
-
-def _rates() -> Iterator[float]:
-    rate = FIRST_RATE
-    while True:
-        yield rate
-        rate *= RATE_FACTOR
 
 
 def _sample(batch: IterationBatch) -> IterationOutput:

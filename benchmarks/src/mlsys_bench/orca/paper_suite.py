@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.report import Figure, Section, Table
+from mlsys_core.report import Section, Table
 from mlsys_core.workload import LoadPoint
 
+from mlsys_bench.harness.machine import LoadMeter
 from mlsys_bench.orca.paper import (
     PAPERS_LATENCY_S,
     PAPERS_RATIO,
     PAPERS_SLOWDOWN,
+    Case,
     Crossing,
     Curve,
     crossing,
@@ -65,61 +68,42 @@ def run(
 
 
 def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
-    """Run both traces on the paper's cluster, at the paper's lengths; Ctrl-C ends it with what was simulated."""
+    """Run on the paper's cluster, at the paper's lengths."""
     from mlsys_core.plugins import installed_plugins
 
     from mlsys_bench.orca import paper_simulated as simulated
-    from mlsys_bench.orca.paper_simulated import Cluster
 
-    cluster = Cluster()
-    alone_s = simulated.alone_s(cluster)
-    curves: dict[bool, list[Curve]] = {False: [], True: []}
-    notes = []
-    try:
-        for is_homogeneous, own in curves.items():
-            workload = paper_workload(scale=1, num_requests=num_requests, is_homogeneous=is_homogeneous)
-            for case in simulated.CASES:
-                with context.console.status(f"{case.label}{', one length' if is_homogeneous else ''} ..."):
-                    curve = simulated.simulate_curve(
-                        case,
-                        workload,
-                        cluster,
-                        latency_s=PAPERS_LATENCY_S,
-                        registry=installed_plugins().registry,
-                    )
-                own.append(curve)
-    except KeyboardInterrupt:
-        notes.append("Interrupted: what was simulated until then.")
+    cluster, registry, curves = simulated.Cluster(), installed_plugins().registry, []
+    alone_s, workload = simulated.alone_s(cluster), paper_workload(scale=1, num_requests=num_requests)
+    for case in simulated.CASES:
+        with context.console.status(f"{case.label} ..."):
+            curves.append(
+                simulated.simulate_curve(case, workload, cluster, latency_s=PAPERS_LATENCY_S, registry=registry)
+            )
     return report(
         _SIMULATED.format(slots=cluster.num_kv_tokens, num=num_requests),
-        curves[False],
-        curves[True],
+        curves,
         latencies_s={"the paper's": PAPERS_LATENCY_S, "twice that of a request alone here": 2 * alone_s},
-        notes=notes,
         baseline_slowdown=PAPERS_SLOWDOWN,
         data={"backend": "simulated", "num_requests": num_requests, "alone_s": alone_s},
     )
 
 
 def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_requests: int) -> Section:
-    """Run both traces on the real engine, lengths times ``scale``; Ctrl-C ends it with what was measured."""
-    import os
-
+    """Run on the real engine, lengths times ``scale``; Ctrl-C ends it with what was measured."""
     from mlsys_bench.orca import paper_engine as engine
 
     cases = engine.QUICK_CASES if context.is_quick else engine.CASES
     loads = engine.QUICK_LOADS if context.is_quick else engine.LOADS
-    curves: dict[bool, list[Curve]] = {False: [], True: []}
-    notes = []
+    points: dict[Case, list[LoadPoint]] = {case: [] for case in cases}
+    notes: list[str] = []
+    expected: dict[int, tuple[int, ...]] = {}
     num_ties, num_wrong, alone_s = 0, 0, None
-    load_before = os.getloadavg()[0]
-    try:
-        alone_s = engine.alone_s(loaded, context, scale=scale)
-        for is_homogeneous, own in curves.items():
-            workload = paper_workload(scale=scale, num_requests=num_requests, is_homogeneous=is_homogeneous)
-            expected: dict[int, tuple[int, ...]] = {}
+    with LoadMeter() as meter:
+        try:
+            alone_s = engine.alone_s(loaded, context, scale=scale)
+            workload = paper_workload(scale=scale, num_requests=num_requests)
             for case in cases:
-                own.append(Curve(case, ()))
                 for point, comparison, was_cut in engine.measure_case(
                     loaded, case, workload, context, loads=loads, expected=expected
                 ):
@@ -128,20 +112,17 @@ def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_
                     if was_cut:
                         raise KeyboardInterrupt
                     if not comparison.num_wrong:
-                        own[-1] = Curve(case, (*own[-1].points, point))
-    except KeyboardInterrupt:
-        notes.append("Interrupted: what was measured until then.")
-    measured = [[curve for curve in own if curve.points] for own in curves.values()]
+                        points[case].append(point)
+        except KeyboardInterrupt:
+            notes.append("Interrupted: what was measured until then.")
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    notes.append(
-        f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after. Answers: "
-        + (f"{num_wrong} WRONG." if num_wrong else f"the same from every case, {num_ties} parting at a tie.")
-    )
+    answers = f"{num_wrong} WRONG" if num_wrong else f"the same from every case, {num_ties} parting at a tie"
+    notes.append(f"{meter.load} Answers: {answers}.")
     return report(
         f"{loaded.name} in {dtype}, {context.num_threads} threads, the paper's lengths times {scale:g}, {num_requests} "
         "requests for each run, at shares of what each case does all at once. Both schedulings run on this "
         "engine.",
-        *measured,
+        [Curve(case, tuple(own)) for case, own in points.items() if own],
         latencies_s={} if alone_s is None else {"twice that of a request alone": 2 * alone_s},
         notes=notes,
         is_wrong=num_wrong > 0,
@@ -167,48 +148,41 @@ _PAPER = (
 
 def report(
     method: str,
-    heterogeneous: Sequence[Curve],
-    homogeneous: Sequence[Curve],
+    curves: Sequence[Curve],
     *,
     latencies_s: Mapping[str, float],
     notes: Sequence[str] = (),
     baseline_slowdown: float | None = None,
     is_wrong: bool = False,
-    data: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any],
 ) -> Section:
     """Return the page's section.
 
     Args:
         method: Description of the measurement.
-        heterogeneous: On the uniform lengths.
-        homogeneous: On requests of one length.
+        curves: Of all cases.
         latencies_s: Where the ratio is read: what the latency is -> median normalised latency, seconds per token.
         notes: More to say, a paragraph each.
         baseline_slowdown: Read the ratios again as if the baseline's iterations took this many times as long.
         is_wrong: True if answers differed: the section has failed then.
         data: More for machines.
     """
-    body: list[str | Table | Figure] = [method, *notes]
-    crossings = {what: crossing(heterogeneous, latency_s) for what, latency_s in latencies_s.items()}
+    crossings = {what: crossing(curves, latency_s) for what, latency_s in latencies_s.items()}
     if baseline_slowdown is not None:
         crossings |= {
             f"{what}, the baseline's iterations {baseline_slowdown:g} times as long": crossing(
-                heterogeneous, latency_s, baseline_slowdown=baseline_slowdown
+                curves, latency_s, baseline_slowdown=baseline_slowdown
             )
             for what, latency_s in latencies_s.items()
         }
-    if heterogeneous:
-        body.append(_table(heterogeneous, "Requests of different lengths", is_normalized=True))
-        body += [_sentence(what, each) for what, each in crossings.items()]
-        body.append(_PAPER)
-    if homogeneous:
-        body.append(_table(homogeneous, "Requests of one length", is_normalized=False))
+    body: list[str | Table] = [method, *notes]
+    if curves:
+        body += [_table(curves), *(_sentence(what, each) for what, each in crossings.items()), _PAPER]
     record = {
-        **(data or {}),
-        "crossings": {what: _crossing_record(each) for what, each in crossings.items()},
+        **data,
+        "crossings": {what: {**asdict(each), "ratio": each.ratio} for what, each in crossings.items()},
         "paper": {"ratio": PAPERS_RATIO, "latency_s": PAPERS_LATENCY_S},
-        "heterogeneous": {curve.case.label: [_record(point) for point in curve.points] for curve in heterogeneous},
-        "homogeneous": {curve.case.label: [_record(point) for point in curve.points] for curve in homogeneous},
+        "heterogeneous": {curve.case.label: [_record(point) for point in curve.points] for curve in curves},
     }
     return Section("Orca: the paper's evaluation", body, status="failed" if is_wrong else "ok", data=record)
 
@@ -222,16 +196,15 @@ def _sentence(what: str, at: Crossing) -> str:
     return where + "; ".join(parts) + ("." if at.ratio is None else f"; {at.ratio:.1f}x.")
 
 
-def _table(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Table:
-    columns = ("case", "offered req/s", "done req/s", "median ms/token" if is_normalized else "median ms")
+def _table(curves: Sequence[Curve]) -> Table:
     rows = []
     for curve in curves:
         for point in curve.points:
-            summary = point.normalized_latency if is_normalized else point.latency
+            assert point.normalized_latency is not None
             offered = "-" if point.offered_rps is None else f"{point.offered_rps:.3g}"
-            latency = "-" if summary is None else f"{summary.p50 * 1e3:.4g}"
+            latency = f"{point.normalized_latency.p50 * 1e3:.4g}"
             rows.append([curve.case.label, offered, f"{point.throughput_rps:.3g}", latency])
-    return Table(columns, rows, caption=caption)
+    return Table(("case", "offered req/s", "done req/s", "median ms/token"), rows)
 
 
 def _record(point: LoadPoint) -> dict[str, Any]:
@@ -242,7 +215,3 @@ def _record(point: LoadPoint) -> dict[str, Any]:
         "median_latency_s": point.latency.p50,
         "median_normalized_latency_s": None if normalized is None else normalized.p50,
     }
-
-
-def _crossing_record(at: Crossing) -> dict[str, Any]:
-    return {"latency_s": at.latency_s, "orca": at.orca, "request_level": at.request_level, "ratio": at.ratio}

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import Poisson
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
@@ -27,12 +26,7 @@ class Workload:
     prompts: Lengths  # tokens of each prompt
     outputs: Lengths  # tokens of each answer
     num_requests: int
-    shared_prefix: int = 0  # tokens that all prompts begin with, as a system prompt; they come before the drawn ones
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.shared_prefix < 0:
-            raise InvalidInputError(f"a shared prefix of {self.shared_prefix} tokens: it must be 0 or more")
 
     def trace(self, rate: float | None) -> Trace:
         """Return arrivals by a Poisson process of ``rate`` requests per second; None: all at once."""
@@ -50,11 +44,10 @@ class Workload:
 
     def requests(self, tokenizer: Tokenizer) -> list[GenerationRequest]:
         """Return the requests in order of arrival, their numbers as ids; greedy. Prompts are common words."""
-        prefix = exactly(self.shared_prefix, tokenizer, seed=-1)
         return [
             GenerationRequest(
                 request_id=str(item.index),
-                prompt_token_ids=(*prefix, *exactly(item.num_input_tokens, tokenizer, seed=item.index)),
+                prompt_token_ids=exactly(item.num_input_tokens, tokenizer, seed=item.index),
                 max_new_tokens=item.num_output_tokens,
             )
             for item in self.trace(None)
@@ -75,8 +68,6 @@ class ServedRun:
 
     result: LoadResult
     answers: Answers
-    num_preemptions: int | None  # None: the policy keeps no pool
-    num_cached_tokens: int | None
 
 
 class EngineTarget:
@@ -127,13 +118,7 @@ def serve_trace(
         _warm_up(engine)
         target = EngineTarget(engine, requests)
         result = run_load_blocking(trace, target, options=LoadOptions(name=name), on_progress=on_progress)
-        pool = engine.pool
-        return ServedRun(
-            result=result,
-            answers=target.answers,
-            num_preemptions=None if pool is None else pool.num_preemptions,
-            num_cached_tokens=None if pool is None else pool.num_cached_tokens,
-        )
+        return ServedRun(result=result, answers=target.answers)
 
 
 def _warm_up(engine: Engine) -> None:
