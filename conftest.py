@@ -84,8 +84,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _in_order_of_time(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files with a slow test first and examples in docstrings last: workers then end at about the same time."""
-    slow = {line.partition("::")[0] for line in _slow_tests(config)}
-    items.sort(key=lambda item: item.nodeid.startswith("packages/") - (item.nodeid.partition("::")[0] in slow))
+    files = {item: item.nodeid.partition("::")[0] for item in items}
+    slow = {name.partition("::")[0] for name in _slow_tests(config)}
+    slow |= {files[item] for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.nodeid.startswith("packages/") - (files[item] in slow))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -215,6 +217,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell of a failure at once, on standard error: a run that is cut off has no list of them at its end."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext[-4000:]}", file=sys.__stderr__, flush=True)
+
+
+def pytest_runtest_setup() -> None:
+    """Keep the operators of ONNX's exporter, which each export reads from sources again: half of its 0.8 s."""
+    exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if exporter is not None and "onnxscript._framework_apis.torch_2_5" in sys.modules:
+        apis = exporter.onnxscript_apis
+        if not hasattr(apis.get_torchlib_ops, "cache_info"):
+            apis.get_torchlib_ops = functools.cache(apis.get_torchlib_ops)
 
 
 _resident = {"bytes": 0}  # when memory was last given back
