@@ -14,19 +14,23 @@ def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[
         cases: A value by parameter for each case; all have the same parameters.
         most: How many to choose; where there are no more cases, all are.
 
-    Each choice is the case with the most pairs that none before it has (greedy cover; the first of equals). Cases of a
-    single parameter are taken at equal distances, the first and the last among them.
+    Each choice is the case with the most pairs that none before it has (greedy cover; the first of equals). Of two
+    parameters each case is a pair of its own: values count, too. Cases of a single parameter are taken at equal
+    distances, the first and the last among them.
 
     Example:
         >>> grid = [{"a": a, "b": b, "c": c} for a in "xy" for b in "xy" for c in "xy"]
         >>> representatives(grid, 4)
         [0, 3, 5, 6]
+        >>> representatives([{"a": a, "b": b} for a in "xyz" for b in "xyz"], 3)
+        [0, 4, 8]
     """
     if len(cases) <= most:
         return list(range(len(cases)))
     if len(cases[0]) < 2:
         return sorted({round(index * (len(cases) - 1) / max(most - 1, 1)) for index in range(most)})
-    pairs = [set(combinations(sorted(case.items()), 2)) for case in cases]
+    values = cases if len(cases[0]) == 2 else [{}] * len(cases)
+    pairs = [{*own.items(), *combinations(sorted(case.items()), 2)} for own, case in zip(values, cases, strict=True)]
     covered: set[object] = set()
     chosen: list[int] = []
     while len(chosen) < most:
