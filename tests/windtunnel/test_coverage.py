@@ -116,7 +116,7 @@ def test_every_operator_is_saved(sample: tuple[str, Any, np.ndarray], tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.some_cases(24)
+@pytest.mark.some_cases(16)
 def test_every_operator_is_exported_to_pt2(sample: tuple[str, Any, np.ndarray], tmp_path: Path):
     _, source, x = sample
     module = translate(source, x)
@@ -124,7 +124,7 @@ def test_every_operator_is_exported_to_pt2(sample: tuple[str, Any, np.ndarray], 
 
 
 @pytest.mark.slow
-@pytest.mark.some_cases(24)
+@pytest.mark.some_cases(16)
 @pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-windtunnel[onnx]'")
 def test_every_operator_is_exported_to_onnx(sample: tuple[str, Any, np.ndarray], tmp_path: Path):
     name, source, x = sample

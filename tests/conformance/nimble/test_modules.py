@@ -1,4 +1,4 @@
-"""Every sort of module, replayed a hundred times on fresh inputs, is the module."""
+"""Every sort of module, replayed on fresh inputs, is the module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conformance.nimble.semantics import SEMANTICS
 from tests.conformance.nimble.sequences import SEQUENCES
 from tests.conformance.nimble.vision import VISION
 
-REPLAYS = 100
+REPLAYS = 30
 EXECUTORS: dict[str, dict[str, Any]] = {
     "reference": {"executor": "reference"},
     "one stream": {"executor": "native", "num_threads": 2, "use_multi_stream": False},

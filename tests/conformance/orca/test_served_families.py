@@ -44,6 +44,7 @@ def mlsys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     warm.close()
 
 
+@pytest.mark.some_cases(18)
 @pytest.mark.parametrize("family", sorted(set(ARCHITECTURES.values())), ids=lambda name: name.partition("families.")[2])
 def test_a_family_is_served(
     family: str, mlsys: list[str], tmp_path: Path, greedy_by_transformers: Callable[..., list[list[int]]]

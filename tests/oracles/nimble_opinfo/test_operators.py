@@ -1,4 +1,4 @@
-"""A third of the operators that torch has test data for: equal to eager, or refused with a reason."""
+"""A sixth of the operators that torch has test data for: equal to eager, or refused with a reason."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ def stored_as(tensors: dict[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.some_cases(26)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NATIVE)
 def test_parts_give_the_bits_of_the_whole(checkpoints: Any, name: str, form: str) -> None:

@@ -30,6 +30,7 @@ FACTORIZATIONS = [FactorizationMachineClassifier, FactorizationMachineRegressor,
 ENCODERS = [HashEncoder, BinaryEncoder, TwoHotEncoder]
 
 
+@pytest.mark.some_cases(98)
 @parametrize_with_checks([estimator() for estimator in ENCODERS + FACTORIZATIONS])
 @pytest.mark.filterwarnings("ignore")
 def test_the_contract_of_scikit_learn(estimator, check):
