@@ -66,7 +66,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for
 
 EIGHT = {  # that 8 ranks and 8 stages divide
     f"{name}-of-8": (CASES[name][0], CASES[name][1] | {"num_key_value_heads": 8, "num_hidden_layers": 8})
-    for name in ("llama", "qwen3", "gpt2", "mixtral")
+    for name in ("llama", "qwen3", "gpt2", "phi3", "mixtral")
 }
 
 
