@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import sys
 from itertools import product
-from pathlib import Path
 from random import Random
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.oracles.tally import Tally
 from tests.orca.models.test_gguf_keys import BASE, FILES, KNOWN, VALUES, verdict

@@ -14,8 +14,6 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 import gguf
 import numpy as np
 from mlsys_core.models import resolve_model

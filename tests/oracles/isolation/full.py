@@ -15,8 +15,6 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import Phase, given, settings
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.clients import many_clients
 from tests.oracles.isolation.judge import by_cells, by_stages, judge

@@ -1,4 +1,4 @@
-"""Run every operator that torch has test data for through Nimble: ``python tests/oracles/nimble_opinfo/full.py``.
+"""Run every operator that torch has test data for through Nimble: ``python -m tests.oracles.nimble_opinfo.full``.
 
 Two processes, some minutes. ``--write`` writes what was refused to docs/nimble-refusals.md. Ends with status 1 where a
 result was wrong, an exception raw, or a refusal is not on that page. ``--journal FILE`` keeps what came of each
@@ -14,17 +14,10 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple
 from multiprocessing import get_context
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT)]
-import tests  # noqa: E402
-
-tests.__path__ = [str(ROOT / "tests")]  # whatever distribution has installed a package of this name
-
-from tests.oracles.journal import Journal  # noqa: E402
-from tests.oracles.nimble_opinfo import plan, refusals  # noqa: E402
-from tests.oracles.nimble_opinfo.judge import Judgement, Tally  # noqa: E402
+from tests.oracles.journal import Journal
+from tests.oracles.nimble_opinfo import plan, refusals
+from tests.oracles.nimble_opinfo.judge import Judgement, Tally
 
 PROCESSES = 2
 

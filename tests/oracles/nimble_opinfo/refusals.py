@@ -17,7 +17,7 @@ HEAD = """# Nimble: operators that are refused
 in every variant (views, expansions, no elements, in place, `out=`) and dtype, what `prepare` refuses, and why. All
 others give what eager gives.
 
-`python tests/oracles/nimble_opinfo/full.py --write` writes it; `make test-all` runs each line again.
+`python -m tests.oracles.nimble_opinfo.full --write` writes it; `make test-all` runs each line again.
 
 | case: operator, dtype, sample, variant | reason |
 | --- | --- |

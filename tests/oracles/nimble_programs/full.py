@@ -1,4 +1,4 @@
-"""Judge thousands of random programs, whole: ``python tests/oracles/nimble_programs/full.py``. Two processes, minutes.
+"""Judge thousands of random programs, whole: ``python -m tests.oracles.nimble_programs.full``. Two processes, minutes.
 
 Ends with status 1 where a result was wrong or an exception raw; such a program is printed as code.
 """
@@ -8,16 +8,9 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT)]
-import tests  # noqa: E402
-
-tests.__path__ = [str(ROOT / "tests")]  # whatever distribution has installed a package of this name
-
-from tests.oracles.nimble_opinfo.judge import Tally  # noqa: E402
-from tests.oracles.nimble_programs.run import draw  # noqa: E402
+from tests.oracles.nimble_opinfo.judge import Tally
+from tests.oracles.nimble_programs.run import draw
 
 PROCESSES = 2
 COUNTS = {"native": 3000, "reference": 600, "compile": 250, "training": 250, "compiled training": 150}

@@ -1,4 +1,4 @@
-"""Judge every operator with every number, whole: ``python tests/oracles/nimble_scalars/full.py``. Two minutes.
+"""Judge every operator with every number, whole: ``python -m tests.oracles.nimble_scalars.full``. Two minutes.
 
 Ends with status 1 where a result was wrong or an exception raw.
 """
@@ -9,17 +9,10 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT)]
-import tests  # noqa: E402
-
-tests.__path__ = [str(ROOT / "tests")]  # whatever distribution has installed a package of this name
-
-from tests.oracles.nimble_opinfo.judge import Judgement, Tally  # noqa: E402
-from tests.oracles.nimble_scalars.cases import DTYPES, OPERATORS  # noqa: E402
-from tests.oracles.nimble_scalars.run import judgements  # noqa: E402
+from tests.oracles.nimble_opinfo.judge import Judgement, Tally
+from tests.oracles.nimble_scalars.cases import DTYPES, OPERATORS
+from tests.oracles.nimble_scalars.run import judgements
 
 PROCESSES = 2
 

@@ -1,4 +1,4 @@
-"""Judge 100,000 programs that write and read the same memory: ``python tests/oracles/nimble_writes/full.py [COUNT]``.
+"""Judge 100,000 programs that write and read the same memory: ``python -m tests.oracles.nimble_writes.full [COUNT]``.
 
 ``--peer inductor|onnxruntime|openvino COUNT`` counts the same programs on another compiler, one that is installed.
 Two processes, about two hours. Ends with status 1 where a result or argument was wrong or an exception raw; such a
@@ -12,16 +12,9 @@ import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT)]
-import tests  # noqa: E402
-
-tests.__path__ = [str(ROOT / "tests")]  # whatever distribution has installed a package of this name
-
-from tests.oracles.nimble_opinfo.judge import Tally  # noqa: E402
-from tests.oracles.nimble_writes.run import tally_of  # noqa: E402
+from tests.oracles.nimble_opinfo.judge import Tally
+from tests.oracles.nimble_writes.run import tally_of
 
 PROCESSES, COUNT, IN_ONE_GO = 2, 100_000, 500
 

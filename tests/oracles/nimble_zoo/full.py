@@ -1,6 +1,6 @@
 """Real models through Nimble: torchvision's zoo and transformers' language models, beside eager.
 
-    python tests/oracles/nimble_zoo/full.py [--all] [--write] [--only NAME] [--area vision|language] [--journal FILE]
+    python -m tests.oracles.nimble_zoo.full [--all] [--write] [--only NAME] [--area vision|language] [--journal FILE]
 
 Classes are those that the libraries list themselves. Each model goes through ``prepare`` and is called with values that
 it was prepared with and with others. Language models take batches padded left and at both ends, and decoders go on
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
 DOCS = ROOT / "docs" / "nimble-refusals-models.md"
 PEER = ROOT / ".venv" / "nimble-zoo"  # torchvision without its compiled operators; see requirements/nimble-zoo.txt
 REQUIREMENTS = ROOT / "requirements" / "nimble-zoo.txt"

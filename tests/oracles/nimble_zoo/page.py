@@ -10,7 +10,7 @@ from tests.oracles.nimble_zoo.compare import Tally
 _OPENING = """# Nimble: models that are refused
 
 Models of torchvision and transformers with random weights, run beside eager: which of them Nimble refuses, and why.
-`fallback="eager"` and `torch.compile` run those, too. Made by `python tests/oracles/nimble_zoo/full.py --write`,
+`fallback="eager"` and `torch.compile` run those, too. Made by `python -m tests.oracles.nimble_zoo.full --write`,
 which runs every model that its time allows through `prepare`, and a fixed sample of them through the native
 executor, `fallback="eager"`, `torch.compile` and training. After a comma: the way that was taken. Models that the last
 run did not reach are listed as an earlier run found them.

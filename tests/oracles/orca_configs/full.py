@@ -6,10 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import torch
 import transformers

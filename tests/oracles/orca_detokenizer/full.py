@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.oracles.orca_detokenizer.sequences import build, fault
 

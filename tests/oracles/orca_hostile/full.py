@@ -23,11 +23,9 @@ from typing import Any
 
 import httpx
 
+from tests.oracles.orca_hostile.bodies import CHAT, known, mutated
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT))
-
-from tests.oracles.orca_hostile.bodies import CHAT, known, mutated  # noqa: E402
-
 BATCH = 24
 KEPT_NBYTES = 384 * 1024 * 1024  # that a server may keep after it all; allocators kept 143 to 263 MiB of what was freed
 INNOCENT: list[tuple[str, dict[str, Any]]] = [

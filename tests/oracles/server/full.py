@@ -5,12 +5,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
-
-if __name__ == "__main__":  # a script: a distribution may have a package of its own called tests
-    here = ModuleType("tests")
-    here.__path__ = [str(Path(__file__).resolve().parents[2])]
-    sys.modules["tests"] = here
 
 from tests.oracles.server.clients import (
     documented_requests,

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.oracles.serving_loop.scenes import explore, sampler, scenes
 

@@ -7,10 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 import pandas as pd

@@ -1,6 +1,6 @@
 """Every producer, container, step and consumer: translations beside their sources, on dense and on sparse batches.
 
-``python tests/oracles/windtunnel_containers/full.py [EVERY]`` runs each so many-th pipeline, by default each.
+``python -m tests.oracles.windtunnel_containers.full [EVERY]`` runs each so many-th pipeline, by default each.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 import scipy.sparse

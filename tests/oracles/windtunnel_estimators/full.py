@@ -8,12 +8,9 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from windtunnel_estimators import compose, estimators, facade, sources
-from windtunnel_estimators.compare import Tally
+from tests.oracles.tally import Tally
+from tests.oracles.windtunnel_estimators import compose, estimators, facade, sources
 
 PIPELINES = 160  # composed at random
 PROCESSES = 2

@@ -1,6 +1,6 @@
 """ONNX files of the coverage suite's sources, run in a process without WindTunnel, beside the sources' own answers.
 
-``python tests/oracles/windtunnel_exports/full.py [EVERY]`` takes every EVERYth source. Rows are those of the suite and
+``python -m tests.oracles.windtunnel_exports.full [EVERY]`` takes every EVERYth source. Rows are those of the suite and
 hostile ones: unseen categories, missing values, empty strings, other scripts, numbers far away. Each answer is equal,
 or the file (or its export) refuses with a reason; a refusal where the source answers is counted by its reason.
 """
@@ -15,8 +15,6 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 import onnx

@@ -9,9 +9,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from mlsys_core.errors import MlsysError
 from mlsys_windtunnel import translate

@@ -1,6 +1,6 @@
 """The whole oracle: every class of each library that is installed, five option sets each, on a tenth of the inputs.
 
-``python tests/oracles/windtunnel_options/full.py [SHARE]`` tries every SHAREth input of each source.
+``python -m tests.oracles.windtunnel_options.full [SHARE]`` tries every SHAREth input of each source.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from mlsys_bench.windtunnel.coverage.options import cases
 

@@ -1,6 +1,6 @@
 """All pipelines on all tables: the translation, and its files, beside the source.
 
-``python tests/oracles/windtunnel_strangers/full.py [FILES]``: with FILES, ONNX, .pt2 and folders of each pipeline too.
+``python -m tests.oracles.windtunnel_strangers.full [FILES]``: with FILES, ONNX, .pt2 and folders of each pipeline too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from mlsys_core.errors import MlsysError
 from mlsys_windtunnel import translate
