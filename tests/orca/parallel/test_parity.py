@@ -111,6 +111,7 @@ def test_parts_of_further_families_give_the_bits_of_the_whole(checkpoints: Any, 
     assert_equal(run_places(path, batches, ranks=ranks, stages=2, dtype="fp32"), expected)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("name", "form"), list(zip(EIGHT, FORMS, strict=True)))
 def test_eight_ranks_give_the_bits_of_one_process_that_sums_in_eight_slices(
     checkpoints: Any, name: str, form: str, monkeypatch: pytest.MonkeyPatch
