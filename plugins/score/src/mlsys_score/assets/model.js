@@ -51,7 +51,7 @@ export class Model {
       changeTables(this.tables, column);
     }
     for (const row of delta.rows) if (row.ended !== null) this.tables.delete(row.row);
-    if (!this.facts.simulated && this.columns.length > MAX_COLUMNS) this.forget(this.columns.length - MAX_COLUMNS);
+    if (this.columns.length > MAX_COLUMNS) this.forget(this.columns.length - MAX_COLUMNS);
   }
 
   forget(count) {
