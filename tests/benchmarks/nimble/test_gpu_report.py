@@ -20,14 +20,13 @@ def timed(seconds: float) -> Outcome:
     return Outcome("timed", "", 0.0, 1.0, ((seconds,) * 3,))
 
 
-def test_ratios_stand_beside_the_papers():
+def test_inference_and_training_have_a_table_each():
     outcomes = {"eager": timed(0.02), "Nimble, one stream": timed(0.002), "Nimble": timed(0.001)}
     races = [Race("nasnet-mobile", False, outcomes), Race("resnet50, 32 x 32", True, {"eager": timed(0.01)})]
     section = report(races, device="some GPU")
-    inference, streams, training, _ = (item for item in section.body if isinstance(item, Table))
-    assert list(inference.rows[0])[-3:] == ["20.00x", "-", "22.34x"]
-    assert list(streams.rows[0]) == ["nasnet-mobile", "2.00x", "1.88x"]
-    assert list(training.rows[0])[-3:] == ["-", "-", ""]
+    inference, training, _ = (item for item in section.body if isinstance(item, Table))
+    assert list(inference.rows[0]) == ["nasnet-mobile", "20", "2", "1"]
+    assert list(training.rows[0]) == ["resnet50, 32 x 32", "10"]
     assert json.loads(json.dumps(dict(section.data)))["races"][0]["outcomes"]["Nimble"]["median_s"] == 0.001
     assert section.status == "ok"
 

@@ -5,7 +5,6 @@ import pytest
 from mlsys_bench.windtunnel.coverage import suite
 from mlsys_bench.windtunnel.coverage.cases import Case, pipelines
 from mlsys_bench.windtunnel.coverage.contestants import RefusedError
-from mlsys_core.errors import InvalidInputError
 from sklearn.linear_model import LinearRegression
 
 X = np.arange(12.0).reshape(6, 2)
@@ -52,18 +51,3 @@ def test_outcomes(monkeypatch, translate, outcome, reason):
 def test_every_pipeline_of_the_suite_is_exact():
     for case in pipelines():
         assert suite.judged(case, "WindTunnel") == ("exact", ""), case.name
-
-
-def test_rows_of_now_are_put_into_an_earlier_result():
-    rows = [{"family": "options", "name": name, "WindTunnel": "refused"} for name in ("A(1)", "B()", "C()")]
-    now = [{**rows[1], "WindTunnel": "exact"}]
-    assert suite.renew(rows, now) == [rows[0], now[0], rows[2]]
-    with pytest.raises(InvalidInputError, match=r"no row of D\(\)"):
-        suite.renew(rows, [{**rows[1], "name": "D()"}])
-    with pytest.raises(InvalidInputError, match="by the same translators"):
-        suite.renew(rows, [{**rows[1], "skl2onnx": "exact"}])
-
-
-def test_classes_are_named():
-    assert {type(case.source).__name__ for case in suite.estimators(["Ridge"])} == {"Ridge"}
-    assert {type(case.source).__name__ for case in suite.options.cases(only=["Ridge"])} == {"Ridge"}

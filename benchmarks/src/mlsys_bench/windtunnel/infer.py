@@ -38,7 +38,6 @@ _STANDING = {  # the fastest of the former against the fastest of the latter, wh
     "Hummingbird": (_OF_TABLES, ("Hummingbird torch", "Hummingbird jit")),
     "treelite": (_OF_TABLES, ("treelite GTIL", "tl2cgen")),
 }
-_DRAWN = (*_OF_TABLES, *_OF_COLUMNS, "ONNX Runtime", "Hummingbird jit", "treelite GTIL", "tl2cgen")
 
 Races = Mapping[str, Mapping[int, Outcomes]]  # by model, then by rows a call
 

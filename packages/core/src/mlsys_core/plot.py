@@ -150,38 +150,24 @@ def load(point: LoadPoint) -> float:
 
 
 @house_style()
-def cdf(
-    samples: Mapping[str, Sequence[float]],
-    *,
-    xlabel: str = "latency (ms)",
-    scale: float = 1e3,
-    log: bool = False,
-    title: str | None = None,
-) -> Figure:
-    """Plot the share of samples at or below each value, a step curve for each name.
+def cdf(samples: Mapping[str, Sequence[float]], *, title: str | None = None) -> Figure:
+    """Plot the share of latencies at or below each value, in milliseconds, a step curve for each name.
 
     Args:
-        samples: at least one value for each name, in seconds unless ``scale`` says otherwise.
-        xlabel: with its unit.
-        scale: the values are multiplied by it; 1e3 turns seconds into the milliseconds of ``xlabel``.
-        log: logarithmic values; they must then be above 0.
-        title: above the figure.
+        samples: Latencies in seconds, at least one for each name.
+        title: Above the figure.
 
     Raises:
         InvalidInputError: there is no name, one without a value, or a value that is not finite.
     """
     require_data(samples, "give each name at least one value")
-    figure, axes = new_axes(xlabel, "share of samples", title)
+    figure, axes = new_axes("latency (ms)", "share of samples", title)
     for (name, values), color in zip(samples.items(), cycle(PALETTE), strict=False):
-        ordered = np.sort(np.asarray(values, dtype=np.float64)) * scale
-        if not np.isfinite(ordered).all() or (log and ordered[0] <= 0):
-            raise InvalidInputError(f"samples of {name!r} must be finite{', and above 0 on a log axis' if log else ''}")
+        ordered = np.sort(np.asarray(values, dtype=np.float64)) * 1e3
+        if not np.isfinite(ordered).all():
+            raise InvalidInputError(f"samples of {name!r} must be finite")
         axes.ecdf(ordered, label=name, color=color)
-    if log:
-        axes.set_xscale("log")
-        label_log(axes.xaxis)
-    else:
-        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     axes.set_ylim(0, 1.01)
     axes.legend(loc="lower right")
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,8 @@ def mixed_table(seed: int = 0) -> tuple[Any, Any, Any]:
     return frame, stays, np.exp(1 + 0.02 * frame.fare + 0.5 * (frame.city == "Rome")).to_numpy()
 
 
-def estimators(only: Collection[str] = ()) -> Iterator[Case]:
-    """Yield scikit-learn's own instances of its estimators, or of these classes, fitted on small tables of its own."""
+def estimators() -> Iterator[Case]:
+    """Yield scikit-learn's own instances of its estimators, fitted on small tables of its own."""
     from sklearn import datasets
     from sklearn.utils import get_tags
     from sklearn.utils._test_common.instance_generator import _tested_estimators
@@ -54,8 +54,6 @@ def estimators(only: Collection[str] = ()) -> Iterator[Case]:
     tables = [(iris, flower), (iris, (flower > 0).astype(int)), (iris, iris[:, :2]), (np.trunc(iris), flower)]
     tables += [(iris[:, 0], flower), (iris, np.stack([flower > 0, flower > 1], axis=1).astype(int))]
     for estimator in _tested_estimators():
-        if only and type(estimator).__name__ not in only:
-            continue
         kind = get_tags(estimator).estimator_type
         for x, y in ([(iris, flower + 0.5)] if kind == "regressor" else []) + tables:
             try:

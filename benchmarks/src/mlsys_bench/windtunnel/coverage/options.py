@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -146,18 +146,15 @@ def option_sets(kind: type, most: int = _DRAWS) -> Iterator[dict[str, Any]]:
             yield chosen_values
 
 
-def cases(*, sets: int = SETS, every: int = 1, first: int = 0, only: Collection[str] = ()) -> Iterator[Case]:
+def cases(*, sets: int = SETS, every: int = 1, first: int = 0) -> Iterator[Case]:
     """Yield fitted estimators: every class of each library that is installed with up to ``sets`` option sets.
 
     Args:
         sets: Option sets of a class.
         every: Take each ``every``-th class.
         first: Index of the first class taken.
-        only: Names of classes; none: all.
     """
     for family, kind, base, drawn in islice(_classes(), first, None, every):
-        if only and kind.__name__ not in only:
-            continue
         suited: list[int] = []  # tables that a set of this class was fitted on: others are tried until there is one
         fitted = (_fitted(family, kind, {**base, **options}, options, suited) for options in drawn)
         yield from islice((case for case in fitted if case is not None), sets)

@@ -8,15 +8,12 @@ Outcomes: ``exact`` (all methods within 1e-6, labels equal), ``host`` (exact, wi
 from __future__ import annotations
 
 import importlib.util
-import json
 import warnings
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Section, Table
 
 from mlsys_bench.windtunnel.coverage import options
@@ -30,22 +27,14 @@ EXACT, CLOSE = 1e-6, 1e-3
 OUTCOMES = ("exact", "host", "close", "refused", "crashed", "wrong")
 
 
-def run(context: BenchContext, *, only: str = "", beside: str = "") -> Section:
-    """Translate and compare; quick takes every tenth estimator, and option sets of every tenth class.
-
-    Args:
-        context: The suite's context.
-        only: Names of classes, with commas between them: their rows alone are translated.
-        beside: An earlier result, which the rows of ``only`` are put into.
-    """
+def run(context: BenchContext) -> Section:
+    """Translate and compare; quick takes every tenth estimator, and option sets of every tenth class."""
     warnings.simplefilter("ignore")
     names = [name for name, (package, _) in CONTESTANTS.items() if importlib.util.find_spec(package)]
     absent = [name for name in CONTESTANTS if name not in names]
     results: list[dict[str, Any]] = []
     every = 10 if context.is_quick else 1
-    classes = only.split(",") if only else []
-    mixed = () if only else pipelines()
-    for number, case in enumerate(chain(mixed, estimators(classes), options.cases(every=every, only=classes))):
+    for number, case in enumerate(chain(pipelines(), estimators(), options.cases(every=every))):
         if context.is_quick and case.family == "estimators" and number % 10:
             continue
         row: dict[str, Any] = {"family": case.family, "name": case.name}
@@ -53,9 +42,6 @@ def run(context: BenchContext, *, only: str = "", beside: str = "") -> Section:
             outcome, reason = judged_within(case, name)
             row[name] = {"outcome": outcome, "reason": reason[:300]}
         results.append(row)
-    renewed = len(results)
-    if beside:
-        results = renew(json.loads(Path(beside).read_text())["results"]["results"], results)
     families = list(dict.fromkeys(row["family"] for row in results))
     tally = {
         (family, name): Counter(row[name]["outcome"] for row in results if row["family"] == family)
@@ -83,22 +69,8 @@ def run(context: BenchContext, *, only: str = "", beside: str = "") -> Section:
         "WindTunnel: what translates, beside peers",
         body,
         status="failed" if ours["wrong"] or ours["crashed"] else "ok",
-        data={"results": results, "absent": absent, **({"only": classes, "renewed": renewed} if only else {})},
+        data={"results": results, "absent": absent},
     )
-
-
-def renew(earlier: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an earlier result's rows with those of the same family and source as they are now.
-
-    Raises:
-        InvalidInputError: a row of now is not among them, or has other translators.
-    """
-    renewed = {(row["family"], row["name"]): row for row in now}
-    found = {(row["family"], row["name"]): row for row in earlier}
-    for key, row in renewed.items():
-        if key not in found or found[key].keys() != row.keys():
-            raise InvalidInputError(f"the earlier result has no row of {row['name']} by the same translators")
-    return [renewed.get((row["family"], row["name"]), row) for row in earlier]
 
 
 def judged(case: Case, name: str) -> tuple[str, str]:
