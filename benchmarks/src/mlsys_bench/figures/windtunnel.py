@@ -12,13 +12,9 @@ from mlsys_bench.figures.results import Ratio, load, processor, ratios, table
 _MODELS = {
     "source": "source",
     "gbdt2nn": "GBDT2NN: L4, trees alone",
-    "cold": "cold, L4",
     "lightgbm": "LightGBM",
     "xgboost": "XGBoost",
     "catboost": "CatBoost",
-    "mlp": "MLP with embeddings",
-    "tabm": "TabM",
-    "deepgbm": "like DeepGBM",
     "leaves": "L1, trees alone",
 }
 _Scores = dict[int, float]  # test scores by seed

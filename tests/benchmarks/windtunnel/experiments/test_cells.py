@@ -48,20 +48,20 @@ def test_keys_tell_cells_apart():
 
 
 def test_the_first_seed_chooses_for_the_others_by_validation():
-    cells = tried("mlp", SETTING)
+    cells = tried("lightgbm", SETTING)
     assert [cell.candidate for cell in cells] == [0, 1, 2]
-    assert tried("mlp", replace(SETTING, is_quick=True)) == cells[:1]
-    assert chosen("mlp", 1, {}, SETTING) is None
+    assert tried("lightgbm", replace(SETTING, is_quick=True)) == cells[:1]
+    assert chosen("lightgbm", 1, {}, SETTING) is None
     scores = zip(cells, ((0.6, 0.9), (0.7, 0.1), (0.5, 0.8)), strict=True)
     finished = {cell.key: result(cell, *of) for cell, of in scores}
-    assert chosen("mlp", 1, finished, SETTING) == Cell("mlp", 1, 1)
+    assert chosen("lightgbm", 1, finished, SETTING) == Cell("lightgbm", 1, 1)
 
 
 def test_means_errors_and_gains_are_over_the_seeds_that_ran():
     tests = {"source": (0.7, 0.8, 0.9), "windtunnel": (0.8, 0.85)}
     cells = {Cell(model, seed): test for model, of in tests.items() for seed, test in enumerate(of)}
     finished = {cell.key: result(cell, test=test) for cell, test in cells.items()}
-    section = report(("source", "windtunnel", "mlp"), range(3), finished, SETTING, absent={"xgboost": "xgboost"})
+    section = report(("source", "windtunnel", "lightgbm"), range(3), finished, SETTING, absent={"xgboost": "xgboost"})
     json.dumps(section.data, allow_nan=False)
     (table,) = (item for item in section.body if isinstance(item, Table))
     assert list(table.rows[0]) == ["source", "0.8000", f"{0.1 / np.sqrt(3):.4f}", "3", ""]
@@ -83,7 +83,7 @@ def test_a_record_that_is_no_cell_is_refused(tmp_path: Path):
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
-    assert missing_packages(["xgboost", "mlp", "source"]) == {"xgboost": "xgboost"}
+    assert missing_packages(["xgboost", "lightgbm", "source"]) == {"xgboost": "xgboost"}
     monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: object())
     assert missing_packages(list(OUTSIDE)) == {}
 
@@ -122,7 +122,7 @@ def test_an_unknown_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @needs("flights-3m")
 def test_runs_resumes_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    command = ["bench", "windtunnel-tables", "only=source,windtunnel,mlp", "rows=600", "valid_rows=300"]
+    command = ["bench", "windtunnel-tables", "only=source,windtunnel,lightgbm", "rows=600", "valid_rows=300"]
     command += ["test_rows=300", "epochs=1", "trees=4", "-o", str(tmp_path)]
     for seeds in (1, 2, 2):  # the third time there is nothing left to run
         assert run([*command, f"seeds={seeds}"]) == 0
@@ -134,6 +134,6 @@ def test_runs_resumes_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[
     source, warm = (cells[f"flights-3m/pre4/pipe2/{name}/1/candidate0/seed0"] for name in ("source", "windtunnel"))
     assert warm["valid"] >= source["valid"], "the start is a candidate"
     written = json.loads((tmp_path / "windtunnel-tables.json").read_text())
-    assert set(written["results"]["test"]["mlp"]) == {"0", "1"}
+    assert set(written["results"]["test"]["lightgbm"]) == {"0", "1"}
     assert run([*command, "trees=3"]) != 0
     assert "another setting" in capsys.readouterr().err

@@ -71,22 +71,16 @@ def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-NUM_TREES, NUM_LEAVES, BOOSTING_RATE = 100, 64, 0.25
+NUM_LEAVES, BOOSTING_RATE = 64, 0.25
 LEAST_COUNT = 25
 
 
-def make_source(task: Task, *, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> Any:
+def make_source(task: Task, *, seed: int, num_threads: int, num_trees: int) -> Any:
     """Make an unfitted scikit-learn pipeline of the task's columns and LightGBM."""
+    from lightgbm import LGBMClassifier
     from sklearn.pipeline import make_pipeline
 
-    return make_pipeline(make_columns(task), make_trees(seed=seed, num_threads=num_threads, num_trees=num_trees))
-
-
-def make_trees(*, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> Any:
-    """Make LightGBM as the source has it."""
-    from lightgbm import LGBMClassifier
-
-    return LGBMClassifier(
+    trees = LGBMClassifier(
         n_estimators=num_trees,
         num_leaves=NUM_LEAVES,
         learning_rate=BOOSTING_RATE,
@@ -94,6 +88,7 @@ def make_trees(*, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> An
         random_state=seed,
         verbose=-1,
     )
+    return make_pipeline(make_columns(task), trees)
 
 
 def make_columns(task: Task) -> Any:

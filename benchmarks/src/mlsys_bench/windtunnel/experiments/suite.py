@@ -24,7 +24,7 @@ from mlsys_core.report import Section, Table
 
 from mlsys_bench.harness.journal import Journal
 from mlsys_bench.windtunnel.experiments.data import Part, Sizes, Task, load_task
-from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
+from mlsys_bench.windtunnel.experiments.outside import OUTSIDE
 from mlsys_bench.windtunnel.experiments.sources import code_task, make_source
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Setting:
     """Settings that all cells of a run share."""
 
     sizes: Sizes
-    epochs: int  # of every network
+    epochs: int  # of every translation
     num_trees: int
     is_quick: bool = False
 
@@ -106,8 +106,8 @@ def run(
         rows: Training rows.
         valid_rows: Validation rows.
         test_rows: Test rows.
-        epochs: Of every network.
-        trees: Of LightGBM within the source and the network like DeepGBM; the paper has 100.
+        epochs: Of every translation.
+        trees: Of LightGBM within the source; the paper has 100.
         journal: Name of the file of finished fits, ``JOURNAL.jsonl`` in the context's folder; of quick runs
             ``JOURNAL-quick.jsonl``.
 
@@ -199,8 +199,8 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
     note: dict[str, Any] = {}
     if cell.model in OUTSIDE:
         options = candidates(cell.model)[cell.candidate]
-        budget = Budget(setting.epochs, num_threads, cell.seed, setting.num_trees)
-        valid, test = OUTSIDE[cell.model].fit(code_task(with_counts(task)), options, budget)
+        coded = code_task(with_counts(task))
+        valid, test = OUTSIDE[cell.model].fit(coded, options, seed=cell.seed, num_threads=num_threads)
         note = {"options": dict(options)}
     else:
         model = _source(cell.seed, setting.sizes, setting.num_trees, num_threads)
@@ -291,7 +291,7 @@ def report(
     body: list[str | Table] = [
         f"AUC on test rows, mean and standard error over {len(seeds)} seeds. flights-3m: {sizes.train:,} training, "
         f"{sizes.valid:,} validation and {sizes.test:,} test rows; whether a flight is late is predicted from what is "
-        f"known at take-off. Networks have {setting.epochs} epochs, sources {setting.num_trees} trees.",
+        f"known at take-off. Translations have {setting.epochs} epochs, the source {setting.num_trees} trees.",
         Table(["model", "test", "s.e.", "seeds", "over source"], lines),
     ]
     body += [f"{model} is not installed (pip install {package})." for model, package in absent.items()]
