@@ -38,7 +38,7 @@ def _assert_clean(tally: Tally, least: int) -> None:
 @pytest.mark.parametrize("with_names", [False, True])
 def test_every_estimator_answers_or_refuses_as_its_source_does(with_names):
     tally, refusals = Tally(), {}
-    every = 12 if with_names else 6
+    every = 24 if with_names else 12
     estimators.run(sources.all_sources(with_names=with_names), tally, refusals, every=every)
     _assert_clean(tally, least=500)
     assert all(refusals.values()), "each refusal has a reason"
