@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import msgspec
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 TIMEOUT_S = 60.0
+AUTH_MODE = "RAY_AUTH_MODE"
 _CONNECT_S = 5.0
 
 
@@ -22,6 +24,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     address: str  # HOST:PORT of its head
     host: str  # this machine's address in it
     cores: dict[str, int]  # of each living node, by its id
+    auth: str  # RAY_AUTH_MODE, which Ray itself finds out for the address "auto" alone
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
@@ -83,6 +86,7 @@ def _look(address: str) -> Cluster | Problem:
         address=context.address_info["gcs_address"],
         host=context.address_info["node_ip_address"],
         cores={node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive},
+        auth=os.environ.get(AUTH_MODE, "disabled"),
     )
 
 

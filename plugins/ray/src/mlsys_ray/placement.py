@@ -18,7 +18,7 @@ from mlsys_orca.parallel.wiring import GroupShape
 from mlsys_serving.processes.children import Standing
 
 from mlsys_ray import messages
-from mlsys_ray.cluster import look
+from mlsys_ray.cluster import AUTH_MODE, look
 from mlsys_ray.group import RayGroup
 from mlsys_ray.plan import plan_seats
 
@@ -109,6 +109,7 @@ def place_ranks(placed: PlacedModel) -> RayPlacer:
         MissingDependencyError: Ray is not installed.
     """
     cluster = look(placed.address)
+    os.environ[AUTH_MODE] = cluster.auth  # for the drivers, which are forked from this process
     plan = plan_seats(
         tensor_parallel=placed.tensor_parallel,
         pipeline_parallel=placed.pipeline_parallel,
