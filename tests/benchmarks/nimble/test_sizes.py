@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from mlsys_bench.harness.race import Outcome
 from mlsys_bench.nimble import sizes, zoo_nets
 from mlsys_nimble import Nimble
 
@@ -17,3 +18,19 @@ def test_frames_of_sound_from_one_preparation():
             torch.testing.assert_close(model(*inputs), net.module(*inputs), atol=1e-5, rtol=1e-4)
     assert model.prepared is not None
     assert type(model.prepared.executor).__name__ == "RangedExecutor"
+
+
+def test_the_report_has_the_losses_first():
+    def timed(seconds: float) -> Outcome:
+        return Outcome("timed", "", 0.0, 1.0, ((seconds,) * 3,))
+
+    races = {
+        "net, 1": {"Nimble": timed(0.001), "OpenVINO": timed(0.002)},
+        "net, 8": {"Nimble": timed(0.004), "OpenVINO": timed(0.002)},
+    }
+    section = sizes.report(races, 2, {"net": "quiet"})
+    assert [list(row) for row in section.body[0].rows] == [
+        ["net", "8", "OpenVINO", "2", "4", "0.50x"],
+        ["net", "1", "OpenVINO", "2", "1", "2.00x"],
+    ]
+    assert section.data["over_best_peer"] == 1.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import os
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,7 +28,6 @@ from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
 
-EXACT = "Nimble, this size alone"
 CREPE = "mlsys_bench.nimble.zoo_nets:crepe"  # frames of 64 ms of sound
 SECONDS, QUICK_SECONDS = 12.0, 2.0  # of turns for each size
 
@@ -48,10 +45,7 @@ class Range:
 
 RANGES = {
     "minilm-l6": Range(1, 1, 512, (1, 7, 32, 64, 100, 128, 256, 333, 512), (7, 64, 128)),
-    "bert-base": Range(1, 1, 512, (1, 7, 32, 64, 100, 128, 256, 333, 512), (7, 32)),
-    "resnet50": Range(0, 1, 64, (1, 2, 3, 5, 8, 16, 33, 64), (1, 3)),
     CREPE: Range(0, 1, 1024, (1, 3, 10, 50, 100, 300, 1000), (1, 10, 50)),
-    "gru": Range(0, 1, 64, (1, 2, 3, 5, 8, 16, 33, 64), (1, 3, 8)),
 }
 QUICK = ("minilm-l6",)
 
@@ -76,21 +70,20 @@ def run(
     settings = race_settings(context, nets or (QUICK if context.is_quick else tuple(RANGES)), peers, trust_code)
     budget_s = QUICK_SECONDS if context.is_quick else SECONDS
     races: dict[str, Outcomes] = {}
-    new_size_s: dict[str, dict[str, float]] = {}
     loads: dict[str, str] = {}
     for name, record in race_each(context, "nimble-dynamic", f"{__name__}:race_net", settings, budget_s=budget_s):
         if isinstance(record, MlsysError):
             raise record
-        new_size_s[name], loads[name] = record["found"]["new_size_s"], record["load"]
-        for size, outcomes in record["found"]["races"].items():
+        loads[name] = record["load"]
+        for size, outcomes in record["found"].items():
             races[f"{name}, {size}"] = {case: Outcome(**fields) for case, fields in outcomes.items()}
-    return report(races, new_size_s, context.num_threads, loads)
+    return report(races, context.num_threads, loads)
 
 
 def race_net(
     model: str, num_threads: int, budget_s: float, is_quick: bool, cache_dir: str, trust_code: bool
 ) -> dict[str, Any]:
-    """Race on one net in this process; return the outcomes' fields by size, and Nimble's seconds for each new size."""
+    """Race on one net in this process; return the outcomes' fields by size."""
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
     let_torchvision_load()  # transformers imports it where it is installed
@@ -98,19 +91,11 @@ def race_net(
     sizes = span.quick if is_quick else span.sizes
     ready = _Contestants(net.module, at_size(net.inputs, span, sizes[len(sizes) // 2]), span, num_threads, cache_dir)
     found: dict[str, Any] = {}
-    new_size_s: dict[str, float] = {}
     with torch.no_grad():
         for size in sizes:
             inputs = at_size(net.inputs, span, size)
-            new_size_s[str(size)] = ready.seconds_of_a_new_size(size)
-            makers: dict[str, Callable[[], Case]] = {
-                name: partial(ready.case, name, inputs) for name in (*ready.makers, EXACT)
-            }
-            makers[EXACT] = lambda inputs=inputs: _case(  # type: ignore[misc]
-                Nimble(net.module).prepare(inputs, num_threads=num_threads), inputs
-            )
             outcomes = race(
-                makers,
+                {name: partial(ready.case, name, inputs) for name in ready.makers},
                 difference=relative_difference,
                 expected=exact_results(Net(net.module, inputs)),
                 tolerance=TOLERANCE,
@@ -120,16 +105,12 @@ def race_net(
                 say=lambda step, size=size: print(f"{model}, {size}: {step}", flush=True),  # type: ignore[misc]
             )
             found[str(size)] = {name: asdict(outcome) for name, outcome in outcomes.items()}
-    return {"races": found, "new_size_s": new_size_s}
+    return found
 
 
 def at_size(inputs: tuple[torch.Tensor, ...], span: Range, size: int) -> tuple[torch.Tensor, ...]:
     """Return inputs of another size, elements repeated or left out."""
     return tuple(x.index_select(span.dim, torch.arange(size) % x.shape[span.dim]).contiguous() for x in inputs)
-
-
-def _case(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Case:
-    return Case(lambda: call(*inputs), tree_leaves)
 
 
 class _Contestants:
@@ -151,25 +132,10 @@ class _Contestants:
 
     def case(self, name: str, inputs: tuple[torch.Tensor, ...]) -> Case:
         """Return a contestant's case for these inputs."""
-        return _case(self._get(name), inputs)
-
-    def seconds_of_a_new_size(self, size: int) -> float:
-        """Return the median seconds in which Nimble makes a size ready, of several that it forgot."""
-        model: Any = self._get(OURS)
-        executor, taken = model.prepared.executor, []
-        if not hasattr(executor, "at"):
-            return float("nan")
-        for _ in range(9):
-            executor._resized.clear()
-            begin = time.perf_counter()
-            executor.at((size,))
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken)
-
-    def _get(self, name: str) -> Callable[..., Any]:
         if name not in self._made:
             self._made[name] = self.makers[name]()
-        return self._made[name]
+        call = self._made[name]
+        return Case(lambda: call(*inputs), tree_leaves)
 
     def _nimble(self) -> Callable[..., Any]:
         size = ("size", self._span.least, self._span.most)
@@ -200,12 +166,7 @@ class _Contestants:
         return runtimes.openvino(package.Core().read_model(self._onnx()), self._num_threads)
 
 
-def report(
-    races: Mapping[str, Outcomes],
-    new_size_s: Mapping[str, Mapping[str, float]],
-    num_threads: int,
-    loads: Mapping[str, str],
-) -> Section:
+def report(races: Mapping[str, Outcomes], num_threads: int, loads: Mapping[str, str]) -> Section:
     """Return a table with the losses first, and all figures as data."""
 
     def over(outcomes: Outcomes) -> float | None:
@@ -215,12 +176,10 @@ def report(
     for name in sorted(races, key=lambda name: over(races[name]) or 0.0):
         outcomes = races[name]
         peer = fastest(outcomes, PEERS)
-        medians = [outcomes.get(case) for case in (peer or "", OURS, EXACT)]
-        plan = speed_up(outcomes.get(OURS), outcomes.get(EXACT))
         net, _, size = name.rpartition(", ")
-        new = f"{new_size_s[net][size] * 1e3:.2f}"
-        rows.append([net, size, peer or "-", *map(milliseconds, medians), times(over(outcomes)), times(plan), new])
-    columns = ["net", "size", "best peer", "its ms", "Nimble", "this size alone", "over peer", "over alone", "new, ms"]
+        medians = [milliseconds(outcomes.get(case)) for case in (peer or "", OURS)]
+        rows.append([net, size, peer or "-", *medians, times(over(outcomes))])
+    columns = ["net", "size", "best peer", "its ms", "Nimble", "over peer"]
     mean = geometric_mean([over(outcomes) for outcomes in races.values()])
     body: list[Any] = [Table(columns, rows, "Milliseconds a call, losses first")]
     body += [f"{times(mean)} the best peer's speed, geometric mean over all sizes.", *untimed(races)]
@@ -229,7 +188,6 @@ def report(
         "num_threads": num_threads,
         "loads": dict(loads),
         "races": data,
-        "new_size_s": new_size_s,
         "over_best_peer": mean,
     }
     return Section("Nimble at many sizes", body, status=status_of(races, OURS), data=found)
