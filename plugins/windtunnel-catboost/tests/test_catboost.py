@@ -12,7 +12,6 @@ from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.modules.tree.trees import Trees
-from mlsys_windtunnel.parse.fitted_size import fitted_size
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import VotingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -204,13 +203,6 @@ def test_trees_of_one_leaf(same_answers):
     stumps = catboost.CatBoostRegressor(grow_policy="Lossguide", min_data_in_leaf=290, **SMALL).fit(X, NUMBERS)
     assert set(stumps.get_tree_leaf_counts()) == {1}
     same_answers(stumps, FRESH)
-
-
-def test_trees_and_leaves_are_counted():
-    source = catboost.CatBoostClassifier(**SMALL).fit(X, PLACES)
-    size = fitted_size(source)
-    assert (size.num_trees, size.num_leaves) == (12, 12 * 16)
-    assert size.num_parameters == 12 * (15 + 16 * 3)
 
 
 def test_uncovered_operators_are_refused_with_the_reason():

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from mlsys_windtunnel.finetune.tune import fine_tune
     from mlsys_windtunnel.finetune.update import UpdateOptions, update
     from mlsys_windtunnel.module import WindTunnelModule
-    from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+    from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
     from mlsys_windtunnel.parse.load import load_estimator
     from mlsys_windtunnel.parse.pipeline import parse_pipeline
 
 __version__ = "0.1.0"
 __all__ = [
-    "FittedSize",
     "Kind",
     "Operator",
     "PipelineGraph",
@@ -46,7 +45,7 @@ __getattr__, __dir__ = lazy_exports(
         "finetune.tune": ["fine_tune"],
         "finetune.update": ["UpdateOptions", "update"],
         "module": ["WindTunnelModule"],
-        "parse.graph": ["FittedSize", "Kind", "Operator", "PipelineGraph", "Value"],
+        "parse.graph": ["Kind", "Operator", "PipelineGraph", "Value"],
         "parse.load": ["load_estimator"],
         "parse.pipeline": ["parse_pipeline"],
     },

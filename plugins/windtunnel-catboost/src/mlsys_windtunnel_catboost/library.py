@@ -6,7 +6,6 @@ import importlib
 from typing import Any
 
 import numpy as np
-from mlsys_windtunnel.parse.graph import FittedSize
 from mlsys_windtunnel.parse.libraries import Library
 
 
@@ -34,14 +33,6 @@ def _refuses_other_names(estimator: Any, names: list[str]) -> bool:
     return False
 
 
-def fitted_size(estimator: Any) -> FittedSize | None:
-    """Return the size of a model's trees: a number for each split, and each leaf's own."""
-    if not hasattr(estimator, "get_tree_leaf_counts"):
-        return None
-    leaves = estimator.get_tree_leaf_counts().tolist()
-    return FittedSize(sum(leaves) - len(leaves) + len(estimator.get_leaf_values()), len(leaves), sum(leaves))
-
-
 CATBOOST = Library(
     package="catboost",
     takes_nan=True,
@@ -51,5 +42,4 @@ CATBOOST = Library(
     reads_by_name=True,
     column_names=column_names,
     category_columns=lambda estimator: tuple(estimator.get_cat_feature_indices()),
-    fitted_size=fitted_size,
 )

@@ -18,7 +18,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     graph_file: GraphFile = None,
 ) -> None:
-    """Print a fitted pipeline as a graph of operators: inputs, outputs, parameters, trees and leaves.
+    """Print a fitted pipeline as a graph of operators: inputs, outputs and columns.
 
     Example: mlsys windtunnel inspect churn.skops
 
@@ -49,9 +49,6 @@ def _print_json(graph: PipelineGraph) -> None:
             "source": operator.source,
             "inputs": [value.name for value in operator.inputs],
             "width": operator.output.width,
-            "parameters": operator.size.num_parameters,
-            "trees": operator.size.num_trees,
-            "leaves": operator.size.num_leaves,
             "columns": operator.columns,
             "weight": operator.weight,
             "methods": operator.methods,
@@ -74,9 +71,6 @@ def _print_table(graph: PipelineGraph) -> None:
     def width(value: Value) -> str:
         return "?" if value.width is None else f"{value.width:,}"
 
-    def count(number: int) -> str:
-        return f"{number:,}" if number else ""
-
     def does(operator: Operator) -> str:
         name = (operator.source or operator.kind.value).rpartition(".")[2]
         return f"{name}: {', '.join(operator.methods)}" if operator.methods else name
@@ -84,24 +78,18 @@ def _print_table(graph: PipelineGraph) -> None:
     table = Table("#", "operator", "does", "reads", box=SIMPLE, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.overflow = "fold"  # a name is there to be read whole
-    for header in ("columns", "parameters", "trees", "leaves"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("columns", justify="right", no_wrap=True)
     table.add_row("0", "input", "", "", width(graph.input))
     numbers = {graph.input.name: "0"}
     for number, operator in enumerate(graph.operators, start=1):
         numbers[operator.output.name] = str(number)
-        size = operator.size
         table.add_row(
             str(number),
             escape(operator.name),
             escape(does(operator)),
             ", ".join(numbers[value.name] for value in operator.inputs),
             width(operator.output),
-            *(count(number) for number in (size.num_parameters, size.num_trees, size.num_leaves)),
         )
     console = Console()
     console.print(table)
-    total = graph.size
-    trees = f", {total.num_trees:,} trees with {total.num_leaves:,} leaves" if total.num_trees else ""
-    plural = "" if len(graph.operators) == 1 else "s"
-    console.print(f"{len(graph.operators)} operator{plural}, {total.num_parameters:,} parameters{trees}")
+    console.print(f"{len(graph.operators)} operator{'' if len(graph.operators) == 1 else 's'}")

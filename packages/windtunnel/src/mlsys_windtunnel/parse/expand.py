@@ -118,7 +118,6 @@ def _joined(
         tuple(answers),
         None if None in widths else sum(width for width in widths if width is not None),
         source=known_name(type(estimator)),
-        size=composition.size,
         methods=methods,
         guards=(source,),
         estimator=estimator,

@@ -43,22 +43,6 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedSize:
-    """Amount that fitting has left in an estimator."""
-
-    num_parameters: int = 0  # numbers kept: weights and statistics; splits and leaf values of trees
-    num_trees: int = 0
-    num_leaves: int = 0
-
-    def __add__(self, other: FittedSize) -> FittedSize:
-        return FittedSize(
-            self.num_parameters + other.num_parameters,
-            self.num_trees + other.num_trees,
-            self.num_leaves + other.num_leaves,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Operator:
     """One step of the pipeline."""
 
@@ -67,7 +51,6 @@ class Operator:
     inputs: tuple[Value, ...]
     output: Value
     source: str | None = None  # the estimator's class, "sklearn.preprocessing.StandardScaler"; None: no estimator
-    size: FittedSize = FittedSize()
     columns: tuple[int, ...] | None = None  # SELECT: indices in the input
     labels: tuple[str, ...] | None = None  # SELECT: their names, by which it is done in a frame that a step made
     weight: float | None = None  # SCALE: the constant
@@ -92,31 +75,23 @@ class PipelineGraph:
     composites: Mapping[str, tuple[Value, object]] = field(default_factory=dict, compare=False)
     """By output: what reads which value and makes it whole, where an array is not what the source makes."""
 
-    @property
-    def size(self) -> FittedSize:
-        """The whole pipeline's size."""
-        return sum((operator.size for operator in self.operators), FittedSize())
-
     def to_networkx(self) -> Graph:
         """Return the input and the operators by name; edges are the tables that flow.
 
-        Nodes have ``kind``, ``estimator`` (its class), ``columns`` (of its table, where known), ``num_parameters``,
-        ``num_trees``, ``num_leaves``, ``methods`` (with commas) and ``weight``; edges have ``columns``, ``picked``
-        (columns that a selection takes: names or positions, with commas) and ``is_guard`` (checked, not computed with).
+        Nodes have ``kind``, ``estimator`` (its class), ``columns`` (of its table, where known), ``methods`` (with
+        commas) and ``weight``; edges have ``columns``, ``picked`` (columns that a selection takes: names or positions,
+        with commas) and ``is_guard`` (checked, not computed with).
         """
         graph = new_graph("pipeline", color="kind", dashed="is_guard")
         graph.add_node(self.input.name, kind="input", **_columns(self.input))
         for operator in self.operators:
-            estimator, size = operator.source or "", operator.size
+            estimator = operator.source or ""
             does = estimator.rpartition(".")[2] or operator.kind.value
             graph.add_node(
                 operator.output.name,
                 label=f"{does}\n{operator.name}",
                 kind=operator.kind.value,
                 estimator=estimator,
-                num_parameters=size.num_parameters,
-                num_trees=size.num_trees,
-                num_leaves=size.num_leaves,
                 methods=", ".join(operator.methods),
                 **({} if operator.weight is None else {"weight": float(operator.weight)}),
                 **_columns(operator.output),

@@ -12,8 +12,6 @@ from typing import Any
 
 from mlsys_core.errors import MissingDependencyError
 
-from mlsys_windtunnel.parse.graph import FittedSize
-
 PLUGINS = {"catboost": "mlsys-windtunnel-catboost"}  # distributions that convert a library, by its package
 
 
@@ -30,7 +28,6 @@ class Library:
     reads_by_name: bool = False  # a frame's columns are looked up by name, in any order and among others
     column_names: Callable[[Any], Sequence[str] | None] | None = None  # names seen in fit; None: feature_names_in_
     category_columns: Callable[[Any], tuple[int, ...] | None] | None = None  # indices that may be of pandas' category
-    fitted_size: Callable[[Any], FittedSize | None] | None = None  # of trees that no attribute holds
 
 
 @cache

@@ -8,11 +8,10 @@ meta-estimator (or an option of one) that is not known here has no composition, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mlsys_windtunnel.parse.functions import why_not_undone
-from mlsys_windtunnel.parse.graph import FittedSize
 from mlsys_windtunnel.parse.names import known_name
 from mlsys_windtunnel.parse.questions import (
     ANSWERS,
@@ -43,7 +42,6 @@ class Composition:
 
     members: tuple[Member, ...]
     answers: tuple[str, ...]  # methods of the meta-estimator that the join gives
-    size: FittedSize = field(default_factory=FittedSize)  # of the join alone
     drops_names: bool = False  # the members are given an array, whatever the meta-estimator is given
     stacked: tuple[Member, ...] = ()  # their answers, one each, are what the only member reads
     passes: frozenset[str] = frozenset()  # answers that are the only member's own
@@ -99,16 +97,13 @@ def _voting_regressor(estimator: Any) -> Composition:
 
 
 def _calibrated(estimator: Any) -> Composition | None:
-    from mlsys_windtunnel.parse.fitted_size import fitted_size
-
     pairs = estimator.calibrated_classifiers_
     if any(labels_of(pair.estimator) is None for pair in pairs):
         return None
     members = tuple(
         Member(f"fold{number}", pair.estimator, (score_method(pair.estimator),)) for number, pair in enumerate(pairs)
     )
-    size = sum((fitted_size(calibrator) for pair in pairs for calibrator in pair.calibrators), FittedSize())
-    return Composition(members, ("predict", "predict_proba"), size)
+    return Composition(members, ("predict", "predict_proba"))
 
 
 def _bagging(estimator: Any) -> Composition | None:
@@ -159,8 +154,7 @@ def _one_vs_one(estimator: Any) -> Composition | None:
 
 def _output_code(estimator: Any) -> Composition | None:
     members = _numbered(_fitted(estimator), lambda part: [score_method(part)])
-    size = FittedSize(num_parameters=estimator.code_book_.size)
-    return Composition(members, ("predict",), size) if members else None
+    return Composition(members, ("predict",)) if members else None
 
 
 def _fitted(estimator: Any) -> list[Any]:
@@ -181,17 +175,15 @@ def _multi_output_regressor(estimator: Any) -> Composition:
 def _ada_boost_classifier(estimator: Any) -> Composition | None:
     if len(estimator.classes_) == 1 or all(is_tree(part) for part in estimator.estimators_):
         return None
-    size = FittedSize(num_parameters=len(estimator.estimators_))
     members = _alike(estimator.estimators_, ["predict"])
-    return Composition(members, (*ANSWERS, "predict_log_proba"), size, drops_names=True)
+    return Composition(members, (*ANSWERS, "predict_log_proba"), drops_names=True)
 
 
 def _ada_boost_regressor(estimator: Any) -> Composition | None:
     if all(is_tree(part) for part in estimator.estimators_):
         return None
-    size = FittedSize(num_parameters=len(estimator.estimators_))
     members = _alike(estimator.estimators_, ["predict"])
-    return Composition(members, ("predict",), size, drops_names=True)
+    return Composition(members, ("predict",), drops_names=True)
 
 
 def _threshold(estimator: Any) -> Composition | None:
@@ -201,8 +193,7 @@ def _threshold(estimator: Any) -> Composition | None:
         return None
     scores = offered(part, ("predict_proba", "predict_log_proba", "decision_function"))
     own = tuple(method for method in scores if hasattr(estimator, method))
-    size = FittedSize(num_parameters=1)
-    return Composition((Member("estimator", part, scores),), ("predict", *own), size, passes=frozenset(own))
+    return Composition((Member("estimator", part, scores),), ("predict", *own), passes=frozenset(own))
 
 
 def _stacking(estimator: Any) -> Composition | None:
@@ -251,10 +242,7 @@ def _classifier_chain(estimator: Any) -> Composition | None:
 def _transformed_target(estimator: Any) -> Composition | None:
     if why_not_undone(estimator.transformer_) is not None or not hasattr(estimator, "_training_dim"):
         return None
-    member = Member("regressor", estimator.regressor_, ("predict",))
-    from mlsys_windtunnel.parse.fitted_size import fitted_size
-
-    return Composition((member,), ("predict",), fitted_size(estimator.transformer_))
+    return Composition((Member("regressor", estimator.regressor_, ("predict",)),), ("predict",))
 
 
 def _regressor_chain(estimator: Any) -> Composition:

@@ -16,8 +16,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.parse.boosters import as_estimator, library_of, package_of
 from mlsys_windtunnel.parse.expand import concatenated, expand, expand_features, join, num_outputs, width_of_answer
-from mlsys_windtunnel.parse.fitted_size import fitted_size
-from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 from mlsys_windtunnel.parse.members import composition_of
 from mlsys_windtunnel.parse.names import KNOWN_LIBRARIES, known_name
 from mlsys_windtunnel.parse.questions import as_fitted, makes_frames, outermost, passes, within
@@ -168,9 +167,8 @@ class _Parser:
         weight = (estimator.transformer_weights or {}).get(name)
         if weight is None:
             return value
-        size = FittedSize(num_parameters=1)
         scale = join(join(path, name), "weight")
-        return self.add(scale, Kind.SCALE, (value,), value.width, weight=float(weight), size=size)
+        return self.add(scale, Kind.SCALE, (value,), value.width, weight=float(weight))
 
     def _concatenate(self, branches: list[Value], source: Value, path: str) -> Value:
         if not branches:  # all dropped: a table of no columns, but with the source's rows
@@ -189,7 +187,6 @@ class _Parser:
             (source,),
             _width_of_prediction(estimator, methods) if predicts else _width_of_features(estimator),
             source=known_name(type(estimator)),
-            size=fitted_size(estimator),
             methods=methods,
             estimator=estimator,
         )
