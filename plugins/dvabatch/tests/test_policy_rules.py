@@ -16,7 +16,6 @@ from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State
 from mlsys_dvabatch.scheduling.policies.decisions import halves_literally, planned_split, sizes_by_cost
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.scheduling.policies.operator import FavouredSizePolicy
 from mlsys_dvabatch.scheduling.policies.planner import LONGEST_RUN_S
 from mlsys_dvabatch.scheduling.policies.registry import make_policy
 from mlsys_dvabatch.stages.simulated import parse_stages
@@ -203,20 +202,6 @@ def test_a_split_is_paid_for_by_those_behind():
     started = parse_stages("1000+0")
     assert planned_split(started, 0, 4, 0) == (4, 1)
     assert planned_split(started, 1, 4, 0) == (0, 0)
-
-
-@pytest.mark.parametrize(("favoured", "size", "stage", "sizes"), [
-    (2, 8, 0, [4, 4]), (2, 9, 1, [4, 5]), (2, 7, 0, []), (2, 8, 2, []), (1, 4, 1, [2, 2]), (1, 4, 2, []),
-])  # fmt: skip
-def test_favoured_sizes(favoured: int, size: int, stage: int, sizes: list[int]):
-    costs = parse_stages("1+1,1+1,1+1,1+1")
-    state = waiting([], costs=costs)
-    row = state.pipeline.new([str(n) for n in range(size)], 0.0)
-    policy = FavouredSizePolicy(favoured=favoured)
-    assert [len(group) for group in policy.split(row, stage, state, 0.0)] == sizes
-    assert policy.mode == "literal"
-    assert FavouredSizePolicy(mode="cost-aware").mode == "cost-aware"
-    assert FavouredSizePolicy().favoured == 1
 
 
 def test_tables_are_checked():

@@ -15,7 +15,7 @@ from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LoadOperatorPolicy, LoadPolicy
-from mlsys_dvabatch.scheduling.policies.operator import FavouredSizePolicy, OperatorPolicy
+from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output, task_s
 from mlsys_dvabatch.scheduling.table import Row
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
@@ -174,12 +174,6 @@ def test_a_client_that_waits_for_its_answers_gets_one_task_each():
     assert tasks[10] == 2
     assert tasks[50:] == [1] * 50
     assert not scheduler.num_unfinished
-
-
-def test_the_favoured_size_variant():
-    policy = FavouredSizePolicy(favoured=1)
-    _, scheduler = serve(policy, UNIT, arrivals(*[0] * 6))
-    assert scheduler.counters["split"] == 2  # 6 into 2 and 4, then 4 into 2 and 2; none before the last two stages
 
 
 @pytest.mark.parametrize("policy", [LoadPolicy(mode="literal", comp_wait_s=100), InputPolicy(), OperatorPolicy()])

@@ -126,7 +126,7 @@ def test_a_trained_module_is_exported(tmp_path: Path) -> None:
     np.testing.assert_allclose(exported.predict_proba(X), module.predict_proba(X), atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, {"ema": 0.9, "dropout": 0.2, "final_sharpness": 3.0, "level": "L4"}])
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9, "dropout": 0.2, "level": "L4"}])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -286,11 +286,9 @@ def test_another_objective_changes_what_is_learnt() -> None:
     assert result.module.predict(X).mean() > SOURCE.predict(X).mean()
 
 
-def test_weights_of_classes_and_rows_move_predictions() -> None:
-    heavy = tuned(class_weight={0: 1.0, 1: 30.0}, epochs=6, lr=0.02, eval_set=None)
+def test_weights_of_rows_move_predictions() -> None:
+    heavy = tuned(sample_weight=np.where(Y[:200] == 1, 30.0, 1.0), epochs=6, lr=0.02, eval_set=None)
     assert heavy.module.predict(X).mean() > SOURCE.predict(X).mean()
-    by_row = tuned(sample_weight=np.where(Y[:200] == 1, 30.0, 1.0), epochs=6, lr=0.02, eval_set=None)
-    np.testing.assert_allclose(by_row.module.predict_proba(X), heavy.module.predict_proba(X), atol=1e-6)
 
 
 def test_patience_stops_early() -> None:
@@ -305,7 +303,6 @@ def test_patience_stops_early() -> None:
         ({"lr": -1.0}, "lr"),
         ({"ema": 1.5}, "ema"),
         ({"nonsense": 1}, "no option nonsense"),
-        ({"class_weight": {"cat": 2}}, "class_weight"),
         ({"sample_weight": [1.0]}, "sample_weight"),
         ({"loss": "poisson"}, "log_loss"),
         ({"metric": "r2"}, "roc_auc"),

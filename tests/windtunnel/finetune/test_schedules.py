@@ -1,4 +1,4 @@
-"""Learning rates and temperatures over steps."""
+"""Learning rates over steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_windtunnel.finetune.options import Schedule
-from mlsys_windtunnel.finetune.train import rate, sharpness
+from mlsys_windtunnel.finetune.train import rate
 
 
 @given(schedule=st.sampled_from(get_args(Schedule)), num_steps=st.integers(1, 500), data=st.data())
@@ -24,9 +24,3 @@ def test_one_cycle_rises_once_and_then_falls(num_steps: int) -> None:
     assert rates[:top] == sorted(rates[:top])
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert rates[-1] == pytest.approx(1e-4)
-
-
-@given(final=st.floats(0.1, 10), num_steps=st.integers(2, 100))
-def test_sharpness_goes_from_one_to_the_last(final: float, num_steps: int) -> None:
-    assert sharpness(final, 0, num_steps) == 1
-    assert sharpness(final, num_steps - 1, num_steps) == pytest.approx(final)

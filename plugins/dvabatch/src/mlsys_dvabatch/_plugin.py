@@ -38,7 +38,6 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
     policies = [
         ("input", "Clusters of similar lengths, run in parallel (Policy I).", "input:InputPolicy"),
         ("operator", "Batches split in halves where that pays (Policy II).", "operator:OperatorPolicy"),
-        ("favoured-size", "Policy II with a fixed favoured size.", "operator:FavouredSizePolicy"),
         ("load", "Later requests join a batch on its way (Policy III).", "load:LoadPolicy"),
         ("load-operator", "Policies II and III together.", "load:LoadOperatorPolicy"),
         ("early-exit", "Requests leave or skip stages by their intermediate results.", "load:EarlyExitPolicy"),

@@ -105,27 +105,21 @@ def moved(
         Path | None,
         typer.Option("--from", metavar="MODEL", help="The model before; left out: the one in the folder."),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw the numbers before against after: svg, png or pdf.")
-    ] = None,
     trust_code: TrustPickles = False,
 ) -> None:
     """Print which thresholds, leaves, scales, weights and categories of a model have moved, and how far.
 
-    Example: mlsys windtunnel moved churn --picture moved.svg
+    Example: mlsys windtunnel moved churn
 
     Example: mlsys windtunnel moved churn-january --from churn.skops
     """
-    from mlsys_core.plot import check_format, save
     from mlsys_windtunnel.cli.fine_tune import loaded_module
-    from mlsys_windtunnel.finetune.moved import draw_moved, what_moved
+    from mlsys_windtunnel.finetune.moved import what_moved
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    if picture is not None:
-        check_format(picture)
     before = source or model / START
     if source is None and not before.is_dir():
         raise InvalidInputError(f"{model} holds no pipeline of before: name it with --from")
@@ -145,6 +139,3 @@ def moved(
     console.print(table)
     if len(changes) > MOST_LINES:
         console.print(f"and {len(changes) - MOST_LINES} more lines")
-    if picture is not None:
-        save(draw_moved(changes), picture)
-        typer.echo(f"wrote {picture}", err=True)

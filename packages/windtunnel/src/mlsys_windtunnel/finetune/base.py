@@ -39,7 +39,6 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
     scope: str = "pipeline"
     temperature: float = 0.1
     leaf_temperature: float | None = None
-    final_sharpness: float = 1.0
     dropout: float = 0.0
     rank: int | None = None
     epochs: int = 10

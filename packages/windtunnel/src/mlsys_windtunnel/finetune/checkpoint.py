@@ -26,7 +26,6 @@ class Progress:
     optimizer: dict[str, Any]
     ema: list[Tensor] | None  # the moving average of the parameters
     best: State  # of the epoch with the best score
-    best_sharpness: float
     best_epoch: int
     best_score: float
     history: list[dict[str, float]] = field(default_factory=list)

@@ -33,7 +33,7 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         pipeline: A classifier or pipeline; its clone is fitted. One in ``FrozenEstimator`` is taken as it was fitted,
             for data that it has not seen. None: ``HistGradientBoostingClassifier``.
         level: Trained parts of trees, "L1" to "L4": see :class:`~mlsys_windtunnel.backends.soft.options.SoftOptions`.
-        gate, init, scope, temperature, leaf_temperature, final_sharpness, dropout, rank: See there.
+        gate, init, scope, temperature, leaf_temperature, dropout, rank: See there.
         epochs, lr, batch_size, schedule, loss, metric, patience, min_gain_se, ema, weight_decay, leaf_decay,
             embedding_rate: See :class:`~mlsys_windtunnel.finetune.options.TrainingOptions`.
         cv: Splits to choose the number of epochs by, where ``fit`` is given no ``eval_set``: a number of folds, a

@@ -6,9 +6,8 @@ Numbers of the same place in two modules are compared; a module that adds two co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
@@ -21,9 +20,6 @@ from mlsys_windtunnel.modules.columns.scale import ElementwiseAffine, Rescale
 from mlsys_windtunnel.modules.network import Network
 from mlsys_windtunnel.modules.tree.ensemble import Booleans, Floats, Integers, TreeEnsemble
 from mlsys_windtunnel.modules.tree.trees import Trees
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SMALLEST = 1e-9  # change, relative to the size of the numbers, that counts
 
@@ -138,25 +134,3 @@ def _by_column(name: str, feature: Integers, chosen: Booleans, before: Floats, a
     for column in np.unique(feature[chosen]).tolist():
         splits = np.flatnonzero((feature == column) & chosen)
         yield Change(name, "threshold", int(column), before[splits], after[splits])
-
-
-def draw_moved(changes: Sequence[Change]) -> Figure:
-    """Draw each kind's numbers before against after; what has not moved lies on the diagonal."""
-    from mlsys_core.plot import require_matplotlib
-
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    kinds = list(dict.fromkeys(change.kind for change in changes)) or ["threshold"]
-    figure = Figure(figsize=(4.2 * len(kinds), 4.2), layout="constrained")
-    for index, kind in enumerate(kinds):
-        axes = figure.add_subplot(1, len(kinds), index + 1)
-        for change in (each for each in changes if each.kind == kind):
-            middle, unit = float(change.before.mean()), float(change.before.std()) or 1.0
-            label = change.operator if change.column is None else f"column {change.column}"
-            axes.plot((change.before - middle) / unit, (change.after - middle) / unit, ".", markersize=3, label=label)
-        axes.axline((0, 0), slope=1, color="0.6", linewidth=0.8, zorder=0)
-        axes.set_xlabel(f"{kind} before, deviations")
-        axes.set_ylabel("after, in the same unit")
-        axes.set_title(f"{kind}: {sum(each.num_moved for each in changes if each.kind == kind):,} moved")
-    return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-Schedule = Literal["onecycle", "cosine", "linear", "constant"]
+Schedule = Literal["onecycle", "constant"]
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # margins [rows, k] and targets to losses [rows]
-ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class TrainingOptions:
         schedule: Change of the rate over the steps: see :func:`~.schedules.rate`.
         loss: A name (see :mod:`.losses`), "auto", or a function of margins ``[rows, k]`` and targets to ``[rows]``.
         metric: Score that the best epoch is chosen by: a name (see :mod:`.metrics`) or "auto".
-        class_weight: Weights of classes, as in scikit-learn.
         patience: Epochs without a better score after which training stops; None never stops early. The best epoch is
             kept in either case.
         min_gain_se: By how many standard errors of its gain, on the evaluation rows, the best epoch must be above what
@@ -55,7 +53,6 @@ class TrainingOptions:
     schedule: Schedule = "onecycle"
     loss: str | RowLoss = "auto"
     metric: str = "auto"
-    class_weight: ClassWeight = None
     patience: int | None = None
     min_gain_se: float = 1.0
     ema: float | None = None

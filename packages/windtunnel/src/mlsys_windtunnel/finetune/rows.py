@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mlsys_windtunnel.backends.direct.watch import ColumnCheck
 from mlsys_windtunnel.finetune.losses import is_classifier
-from mlsys_windtunnel.finetune.options import ClassWeight
 from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
@@ -96,7 +95,6 @@ def encode_rows(
     y: Any,
     *,
     weight: Any = None,
-    classes: Mapping[Any, float] = {},
     checks: Sequence[ColumnCheck] = (),
 ) -> Batch:
     """Encode raw rows as a batch without offset.
@@ -107,7 +105,6 @@ def encode_rows(
         x: Raw input.
         y: Labels or numbers, ``[rows]`` or ``[rows, outputs]``.
         weight: ``[rows]``, or None.
-        classes: Weights of classes.
         checks: Columns of the packed table, and the numbers that the source takes there.
 
     Raises:
@@ -124,9 +121,6 @@ def encode_rows(
     weights = np.ones(len(packed)) if weight is None else np.array(weight, np.float64).reshape(-1)
     if len(weights) != len(packed) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
         raise InvalidInputError(f"sample_weight must hold {len(packed)} finite numbers, 0 or more, not all 0")
-    if classes:
-        of_class = np.array([classes.get(label, 1.0) for label in head.classes])
-        weights = weights * of_class[target.numpy()]
     return Batch(packed, target, torch.from_numpy(weights), None)
 
 
@@ -149,33 +143,6 @@ def encode_target(head: PredictorModule, y: Any) -> Tensor:
             f"y holds {', '.join(unknown[:5])}, which the pipeline does not know; it answers {list(head.classes)[:10]}"
         )
     return torch.tensor([code_of[label] for label in labels], dtype=torch.int64)
-
-
-def class_weights(option: ClassWeight, classes: Sequence[object], y: Any) -> dict[Any, float]:
-    """Return weights by label; as in scikit-learn, ``balanced`` divides by how often a class comes.
-
-    Raises:
-        InvalidInputError: a label is no class, or a weight is below 0.
-    """
-    if option is None:
-        return {}
-    if option == "balanced":
-        labels, counts = np.unique(np.asarray(y), return_counts=True)
-        return {
-            label: len(np.asarray(y)) / (len(labels) * count)
-            for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
-        }
-    if not isinstance(option, Mapping):
-        raise InvalidInputError(f"class_weight is {option!r}; give a dictionary, 'balanced' or None")
-    weights = {_plain(label): float(weight) for label, weight in option.items()}
-    strange = [label for label, weight in weights.items() if label not in classes or not 0 <= weight < float("inf")]
-    if strange:
-        raise InvalidInputError(f"class_weight names {strange[:5]}: each must be a class, its weight 0 or more")
-    return weights
-
-
-def _plain(label: Any) -> Any:
-    return label.item() if isinstance(label, np.generic) else label
 
 
 def with_offset(tunable: Tunable, rows: Batch) -> Batch:

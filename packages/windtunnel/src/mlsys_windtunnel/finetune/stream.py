@@ -133,14 +133,12 @@ def fine_tune_stream(
 ) -> FineTuned:
     """Fine-tune as :func:`~.tune.fine_tune` does, on rows read from files as they are needed, in each epoch anew.
 
-    Statistics of columns are taken of the first 100,000 rows. Weights come from a column, not from ``class_weight``.
+    Statistics of columns are taken of the first 100,000 rows.
 
     Raises:
-        InvalidInputError: as there, and what is wrong with the files; ``class_weight``.
+        InvalidInputError: as there, and what is wrong with the files.
     """
     soft, options = with_changes(soft or SoftOptions(), options or TrainingOptions(), changes)
-    if options.class_weight is not None:
-        raise InvalidInputError("a stream takes weights from a column: name it with ParquetRows(weight=...)")
     streamed = StreamedRows(rows, module)
 
     def work() -> FineTuned:

@@ -14,7 +14,6 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-from mlsys_windtunnel.backends.soft.trees import SoftTrees
 from mlsys_windtunnel.finetune import checkpoint
 from mlsys_windtunnel.finetune.checkpoint import Progress, fingerprint_of
 from mlsys_windtunnel.finetune.losses import margins, row_loss
@@ -50,8 +49,6 @@ class Trainer:
         rows: To train on; all processes give the same.
         evaluation: To choose the best epoch by; None keeps the last.
         options: See :class:`TrainingOptions`.
-        final_sharpness: Factor of soft trees' inverse temperatures in the end.
-        processes: Processes that train together.
     """
 
     def __init__(
@@ -60,9 +57,6 @@ class Trainer:
         rows: Rows,
         evaluation: Batch | None,
         options: TrainingOptions,
-        *,
-        final_sharpness: float = 1.0,
-        processes: Processes | None = None,
     ) -> None:
         self.tunable, self.rows, self.evaluation, self.options = tunable, rows, evaluation, options
         self.network, self.head, self.place = tunable.soft, tunable.head, tunable.place
@@ -71,9 +65,7 @@ class Trainer:
         if evaluation is not None:
             self.metric = metric_of(options.metric, self.head, evaluation.target)
             self.metric_name = self.metric.name
-        self.processes = processes or Processes()
-        self.trees = [part for part in self.network.modules() if isinstance(part, SoftTrees)]
-        self.final_sharpness = final_sharpness
+        self.processes = Processes()
         self.num_steps = options.epochs * math.ceil(rows.num_rows / options.batch_size)
         sample = rows.sample(SAMPLE_ROWS)
         self.optimizer = Optimizer(
@@ -86,7 +78,7 @@ class Trainer:
         )
         if not self.optimizer.parameters:
             raise InvalidInputError("nothing of this pipeline is trained; with scope='trees' it must have trees")
-        self.fingerprint = fingerprint_of(options, final_sharpness, rows.num_rows, sample, str(self.network))
+        self.fingerprint = fingerprint_of(options, rows.num_rows, sample, str(self.network))
 
     def run(self, on_epoch: OnEpoch | None = None) -> Outcome:
         """Train; the network is left as it was in the best epoch, in evaluation mode.
@@ -115,7 +107,6 @@ class Trainer:
             if on_epoch is not None:
                 on_epoch(progress.history[-1])
         self.network.load_state_dict(progress.best)
-        self._sharpen(progress.best_sharpness)
         self.network.eval()
         return Outcome(progress.history, progress.best_epoch, progress.best_score, self.metric_name)
 
@@ -123,7 +114,7 @@ class Trainer:
         score, loss = self._evaluate()
         first = _entry(0, math.nan, loss, score, lr=0.0, seconds=0.0)
         ema = [parameter.detach().clone() for parameter in self.optimizer.parameters] if self.options.ema else None
-        return Progress(0, {}, {}, ema, self._state(), self._sharpness(), 0, score, [first])
+        return Progress(0, {}, {}, ema, self._state(), 0, score, [first])
 
     def _resumed(self) -> Progress | None:
         if self.options.checkpoint_dir is None:
@@ -149,7 +140,6 @@ class Trainer:
             torch.manual_seed((options.random_state * 7_919 + progress.epoch) * 1_009 + self.processes.rank)
             for batch in self.rows.batches(options.batch_size, seed=options.random_state, epoch=progress.epoch):
                 factor = rate(options.schedule, step, self.num_steps)
-                self._sharpen(sharpness(self.final_sharpness, step, self.num_steps))
                 loss, batch_weight = self._step(batch, factor)
                 total, weight, step = total + loss, weight + batch_weight, step + 1
                 if progress.ema is not None and options.ema is not None:
@@ -168,7 +158,7 @@ class Trainer:
         with self._averaged(progress.ema):
             score, loss = self._evaluate()
             if score > progress.best_score or self.evaluation is None:
-                progress.best, progress.best_sharpness = self._state(), self._sharpness()
+                progress.best = self._state()
                 progress.best_epoch, progress.best_score = progress.epoch, score
         progress.history.append(_entry(progress.epoch, mean, loss, score, lr=options.lr * factor, seconds=seconds))
 
@@ -219,13 +209,6 @@ class Trainer:
     def _state(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
 
-    def _sharpness(self) -> float:
-        return self.trees[0].sharpness if self.trees else 1.0
-
-    def _sharpen(self, factor: float) -> None:
-        for trees in self.trees:
-            trees.sharpness = factor
-
     @contextmanager
     def _averaged(self, ema: list[Tensor] | None) -> Iterator[None]:
         """Put the moving averages in place of the parameters for the context."""
@@ -256,24 +239,14 @@ LOWEST_START, LOWEST_END = 1 / 25, 1e-4  # of the highest rate
 def rate(schedule: Schedule, step: int, num_steps: int) -> float:
     """Return the factor of the highest learning rate in step ``step`` of ``num_steps``, above 0 and at most 1.
 
-    ``onecycle`` rises and falls along cosines (Smith and Topin, 2018), ``cosine`` and ``linear`` fall from 1, and
-    ``constant`` stays there.
+    ``onecycle`` rises and falls along cosines (Smith and Topin, 2018), ``constant`` stays at 1.
     """
     progress = step / max(1, num_steps - 1)
     if schedule == "constant":
         return 1.0
-    if schedule == "linear":
-        return 1 - (1 - LOWEST_END) * progress
-    if schedule == "cosine":
-        return _cosine(1.0, LOWEST_END, progress)
     if progress < WARM_UP:
         return _cosine(LOWEST_START, 1.0, progress / WARM_UP)
     return _cosine(1.0, LOWEST_END, (progress - WARM_UP) / (1 - WARM_UP))
-
-
-def sharpness(final: float, step: int, num_steps: int) -> float:
-    """Return the factor of inverse temperatures: from 1 to ``final``, growing by the same factor each step."""
-    return float(final ** (step / max(1, num_steps - 1)))
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

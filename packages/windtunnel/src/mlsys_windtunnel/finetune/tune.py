@@ -19,7 +19,7 @@ from mlsys_windtunnel.backends.soft.soften import soften
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.processes import joined
 from mlsys_windtunnel.finetune.residual import Tunable
-from mlsys_windtunnel.finetune.rows import Batch, Rows, TableRows, class_weights, encode_rows, with_offset
+from mlsys_windtunnel.finetune.rows import Batch, Rows, TableRows, encode_rows, with_offset
 from mlsys_windtunnel.finetune.train import OnEpoch, Trainer
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
@@ -59,7 +59,7 @@ def fine_tune(
         y: Labels that the source knows, or numbers.
         eval_set: Rows by which the best epoch is chosen; where its gain on the module itself is not above
             ``min_gain_se`` standard errors, that is kept. Without these rows, the last epoch is kept.
-        sample_weight: Weights of the training rows.
+        sample_weight: Weights of the training rows; those of classes are ``sklearn.utils.compute_sample_weight``.
         eval_sample_weight: Weights of the evaluation rows.
         soft: Options that make the trees smooth; those of an earlier run's module stay as they are.
         options: Options of training.
@@ -76,9 +76,8 @@ def fine_tune(
     """
     soft, options = with_changes(soft or SoftOptions(), options or TrainingOptions(), changes)
     head = head_of(module)
-    weights = class_weights(options.class_weight, head.classes, y)
     checks = column_checks(module.network)
-    train = encode_rows(module.frontend, head, X, y, weight=sample_weight, classes=weights, checks=checks)
+    train = encode_rows(module.frontend, head, X, y, weight=sample_weight, checks=checks)
     evaluation = None
     if eval_set is not None:
         evaluation = encode_rows(module.frontend, head, *eval_set, weight=eval_sample_weight, checks=checks)
@@ -101,7 +100,7 @@ def run(
 ) -> FineTuned:
     """Train what was made ready."""
     with joined() as processes:
-        trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
+        trainer = Trainer(tunable, rows, evaluation, options)
         with progress_bar(options, trainer.metric_name, is_shown=processes.is_first) as on_epoch:
             outcome = trainer.run(on_epoch)
     score, gain = outcome.best_score, (math.nan, math.nan)

@@ -30,8 +30,6 @@ class SoftOptions:
         temperature: Temperature of splits, in standard deviations of the feature read; the paper's is 1. A split
             between values that lie further apart takes half their distance to the threshold.
         leaf_temperature: Temperature of leaves, in path literals; None: .25 for softmax, .5 for tanh. The paper's is 1.
-        final_sharpness: Factor of inverse temperatures in the end; they are annealed geometrically from
-            1. 1 leaves them as they are.
         dropout: Share of split and leaf outputs that are dropped in training; the paper's is .1.
         rank: At L3 and L4, train a correction of this rank to the features that splits read in place of a weight for
             each split and feature; None: a full table up to 512 features, rank 32 beyond; 0: always a full table.
@@ -43,7 +41,6 @@ class SoftOptions:
     scope: Scope = "pipeline"
     temperature: float = 0.1
     leaf_temperature: float | None = None
-    final_sharpness: float = 1.0
     dropout: float = 0.0
     rank: int | None = None
 
@@ -51,7 +48,7 @@ class SoftOptions:
         for name, kind in (("level", Level), ("gate", Gate), ("init", Init), ("scope", Scope)):
             if getattr(self, name) not in get_args(kind):
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(kind))}")
-        for name in ("temperature", "leaf_temperature", "final_sharpness"):
+        for name in ("temperature", "leaf_temperature"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidInputError(f"{name} is {value}; it must be above 0 and finite")

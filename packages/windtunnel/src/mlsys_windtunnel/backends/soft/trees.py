@@ -174,7 +174,7 @@ class SoftTrees(OperatorModule):
         options: Level, gate, temperatures, dropout, rank.
 
     Attributes:
-        sharpness: Factor of inverse temperatures; training may anneal it.
+        sharpness: Factor of inverse temperatures.
 
     Raises:
         InvalidInputError: the trees are too large for tables of leaves by splits.

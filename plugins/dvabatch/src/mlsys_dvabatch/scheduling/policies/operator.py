@@ -48,25 +48,3 @@ class OperatorPolicy(Policy):
             return stage
         behind = state.num_waiting + state.num_active - row.size
         return state.planner(row.padded_length).run_to(stage, row.size, behind)
-
-
-class FavouredSizePolicy(OperatorPolicy):
-    """The public artifact's variant: one child of twice the favoured size, the rest in a second one.
-
-    A batch splits when it is at least four times the favoured size, and not before either of the last two stages.
-
-    Args:
-        favoured: the preferred batch size.
-        mode: only admissions differ by it.
-    """
-
-    def __init__(self, *, favoured: int = 1, mode: str = "literal") -> None:
-        super().__init__(mode="cost-aware" if mode == "cost-aware" else "literal")
-        self.favoured = favoured
-
-    def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
-        """Return (twice the favoured size, the rest), or no split."""
-        if stage >= state.pipeline.num_stages - 2 or row.size < 4 * self.favoured:
-            return ()
-        requests = list(row.progress)
-        return [requests[: 2 * self.favoured], requests[2 * self.favoured :]]
