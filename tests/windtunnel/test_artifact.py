@@ -18,6 +18,7 @@ import torch
 from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export import plain_reader
 from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
 from mlsys_windtunnel.export.plain import Reader, Writer
 from mlsys_windtunnel.modules.base import OperatorModule
@@ -140,7 +141,9 @@ class Theirs(OperatorModule):
         return x * self.weight
 
 
-def test_classes_of_others_only_where_their_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_classes_of_others_only_where_a_plugin_registers_their_converter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     package = types.ModuleType("their_package")
     package.Theirs = Theirs
     monkeypatch.setitem(sys.modules, "their_package", package)
@@ -149,10 +152,12 @@ def test_classes_of_others_only_where_their_package_is_named(monkeypatch: pytest
     module.network = Network([("input", 1)], [Wire("theirs", ("input",))], {"theirs": Theirs()})
     with pytest.raises(InvalidInputError, match="their_package:Theirs"):
         save(module, tmp_path)
-    save(module, tmp_path, packages=("their_package",))
+    with monkeypatch.context() as installed:
+        installed.setattr(plain_reader, "converter_modules", lambda: frozenset({"their_package"}))
+        save(module, tmp_path)
+        again = load(tmp_path)
     with pytest.raises(InvalidInputError, match=r"their_package:Theirs.*no class of WindTunnel"):
         load(tmp_path)
-    again = load(tmp_path, packages=("their_package",))
     assert again.transform([[3.0]]).tolist() == [[6.0]]
     assert again.network.output.powers == {1: "one"}
 

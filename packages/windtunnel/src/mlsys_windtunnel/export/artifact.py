@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,12 @@ MOST_COLUMNS = 1 << 20  # of raw rows and of the packed table: a folder must not
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 
 
-def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[str] = ()) -> Path:
+def save(module: WindTunnelModule, directory: Path | str) -> Path:
     """Write ``module`` into ``directory``, which is made if need be; earlier files of an artifact are replaced.
 
     Args:
         module: Without fallback operators.
         directory: Folder to write to.
-        packages: Packages beside WindTunnel's own whose classes the module holds; ``load`` must name them too.
 
     Returns:
         The directory.
@@ -61,7 +59,7 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
     from safetensors.torch import save as to_bytes
 
     refuse_fallbacks(module.frontend, "pickle it, or train the pipeline with operators that are covered")
-    writer = Writer(packages=tuple(packages))
+    writer = Writer()
     graph = {
         "format": FORMAT,
         "version": VERSION,
@@ -80,13 +78,11 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
     return path
 
 
-def load(directory: Path | str, *, packages: Sequence[str] = ()) -> WindTunnelModule:
+def load(directory: Path | str) -> WindTunnelModule:
     """Load the module in ``directory``, in evaluation mode, as :func:`save` wrote it.
 
     Args:
         directory: A folder with ``graph.json`` and ``tensors.safetensors``.
-        packages: Packages beside WindTunnel's own whose classes may be made. They are imported: name only what you
-            trust.
 
     Raises:
         InvalidInputError: no artifact, a damaged one, of another version, or one that names what is not allowed.
@@ -109,7 +105,7 @@ def load(directory: Path | str, *, packages: Sequence[str] = ()) -> WindTunnelMo
         tensors = from_bytes(data)
     except (SafetensorError, *DAMAGE) as error:
         raise InvalidInputError(f"{path / TENSORS_FILE} is damaged ({error})") from error
-    module = _read(graph, tensors, path, tuple(packages))
+    module = _read(graph, tensors, path)
     _try(module, path)
     return module
 
@@ -135,8 +131,8 @@ def _check_header(graph: Any, data: bytes, path: Path) -> None:
         raise InvalidInputError(f"{path / TENSORS_FILE} is damaged: it is not the file that {GRAPH_FILE} was made with")
 
 
-def _read(graph: dict[str, Any], tensors: dict[str, Tensor], path: Path, packages: tuple[str, ...]) -> WindTunnelModule:
-    reader = Reader(tensors, packages=packages)
+def _read(graph: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> WindTunnelModule:
+    reader = Reader(tensors)
     try:
         frontend, network = reader.read(graph["frontend"]), reader.read(graph["network"])
         if not isinstance(frontend, Frontend) or not isinstance(network, Network):

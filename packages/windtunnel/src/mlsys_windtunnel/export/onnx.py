@@ -47,7 +47,6 @@ def export_onnx(
     module: WindTunnelModule,
     path: Path | str,
     *,
-    example_rows: int = 2,
     methods: Sequence[str] | None = None,
     columns: bool = False,
     X_example: Table | None = None,  # noqa: N803 - scikit-learn's name
@@ -61,7 +60,6 @@ def export_onnx(
     Args:
         module: Result of ``translate``; its dtype becomes the file's (float64 unless asked otherwise).
         path: Ends in ``.onnx``.
-        example_rows: Number of rows to trace with, at least 2.
         methods: None: one output, ``main``, as ``forward`` answers; with ``columns`` predictions and probabilities.
             Names of the source's methods: outputs of these names; labels are class indices.
         columns: Take raw columns, look categories up in the graph, and refuse what the source refuses.
@@ -82,9 +80,9 @@ def export_onnx(
     for package in ("onnx", "onnxscript"):
         _require(package)
     if columns:
-        model = _standalone(module, methods, example_rows, X_example)
+        model = _standalone(module, methods, X_example)
     else:
-        answers, exported = _traced(module, methods, [program.example(module, example_rows)], columns=False)
+        answers, exported = _traced(module, methods, [program.example(module)], columns=False)
         model = exported.model_proto
         _describe(model, METADATA, program.describe(module, answers.names, answers.refusals))
     try:
@@ -95,7 +93,7 @@ def export_onnx(
     return path
 
 
-def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example_rows: int, rows: Table | None) -> Any:
+def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, rows: Table | None) -> Any:
     """Return a model that takes raw columns."""
     from mlsys_windtunnel.export.onnx_columns import Output, with_columns
 
@@ -106,7 +104,7 @@ def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example
     if predictor is not None and predictor.outputs:
         raise InvalidInputError("labels of several outputs do not go to ONNX; export with columns=False (--packed)")
     methods = list(methods or program.default_methods(module))
-    packed = program.example(module, example_rows)
+    packed = program.example(module)
     widths = [width for _, width in module.network.frontier]
     whole = program.whole_codes(module, plan)
     tables = [

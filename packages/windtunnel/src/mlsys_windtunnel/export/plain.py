@@ -47,17 +47,15 @@ class Writer:
     """Writer of objects as JSON values.
 
     Args:
-        packages: Packages beside WindTunnel's own whose classes may be written.
         keep_arrays: Write arrays as JSON, however long; else they go to :attr:`tensors` as tensors do.
 
     Attributes:
         tensors: Tensors that the JSON refers to, by name; names of a module's tensors are those of its state dict.
     """
 
-    def __init__(self, *, packages: tuple[str, ...] = (), keep_arrays: bool = False) -> None:
+    def __init__(self, *, keep_arrays: bool = False) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[int, tuple[str, Tensor]] = {}  # by identity; the tensor is held, so that no other takes it
-        self._packages = packages
         self._keep_arrays = keep_arrays
 
     def write(self, value: Any, where: str = "") -> Any:
@@ -154,10 +152,10 @@ class Writer:
     def _class(self, cls: Any, where: str) -> str:
         """Return the name for files of a class, or of a function."""
         path = next((path for path, container in CONTAINERS.items() if container is cls), class_path(cls))
-        if path not in CONTAINERS and not is_allowed(cls.__module__, self._packages):
+        if path not in CONTAINERS and not is_allowed(cls.__module__):
             raise InvalidInputError(
                 f"{where or 'the value'} is a {path}, which cannot be saved as plain data; only WindTunnel's own "
-                "classes can, and those of packages named with packages=(...)"
+                "classes can, and those of a plugin that registers its converter"
             )
         return type_name(path)
 

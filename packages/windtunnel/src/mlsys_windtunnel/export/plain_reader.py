@@ -51,14 +51,9 @@ def class_path(cls: Any) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def is_allowed(module_name: str, packages: tuple[str, ...]) -> bool:
-    """Return whether classes of a module may be written and read.
-
-    Args:
-        module_name: The module.
-        packages: Packages beside WindTunnel's own and those of registered converters.
-    """
-    allowed = (*OWN_MODULES, *packages, *converter_modules())
+def is_allowed(module_name: str) -> bool:
+    """Return whether classes of a module may be written and read: WindTunnel's own, and registered converters'."""
+    allowed = (*OWN_MODULES, *converter_modules())
     return any(module_name == name or module_name.startswith(f"{name}.") for name in allowed)
 
 
@@ -74,12 +69,10 @@ class Reader:
 
     Args:
         tensors: Tensors that the JSON refers to.
-        packages: Packages beside WindTunnel's own whose classes may be made; they are imported.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, packages: tuple[str, ...] = ()) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
-        self._packages = packages
         self._made: dict[str, Tensor] = {}
         self._tags: dict[str, Callable[[dict[str, Any]], Any]] = {
             "array": self._array,
@@ -177,15 +170,12 @@ class Reader:
     def _own(self, path: str, kind: type) -> Any:
         """Return the class or function that an allowed module defines under this path."""
         module_name, _, name = path.partition(":")
-        if not is_allowed(module_name, self._packages):
+        if not is_allowed(module_name):
             plugin = PLUGIN.match(module_name)
             if plugin is not None:
                 name = plugin[0].replace("_", "-")
                 raise InvalidInputError(f"{path!r} is of a plugin that is not installed: pip install {name}")
-            raise InvalidInputError(
-                f"{path!r} is no class of WindTunnel's; if you trust this file and that package, allow it with "
-                "packages=(...)"
-            )
+            raise InvalidInputError(f"{path!r} is no class of WindTunnel's, or of an installed plugin's converter")
         try:
             found = getattr(importlib.import_module(module_name), name)
         except (ImportError, AttributeError) as error:

@@ -66,7 +66,7 @@ class Answers(nn.Module):
         if tells_refusals:
             found: list[Refusal] = []
             with torch.no_grad():
-                module.network(example(module, 2), methods=self.methods or (), refused=found)
+                module.network(example(module), methods=self.methods or (), refused=found)
             needed = {
                 check for part in module.network.modules() if isinstance(part, Network) for check in _needed(part)
             }
@@ -143,15 +143,9 @@ def tracing(module: nn.Module) -> Iterator[None]:
         module.train(was_training)
 
 
-def example(module: WindTunnelModule, rows: int) -> Tensor:
-    """Return ``[rows, width]`` of zeros, which every network takes.
-
-    Raises:
-        InvalidInputError: fewer than two rows: a dimension of one is taken for a constant.
-    """
-    if rows < 2:
-        raise InvalidInputError(f"example_rows is {rows}; at least 2 are needed, for 1 row is taken for a constant")
-    return torch.zeros(rows, sum(width for _, width in module.network.frontier), dtype=module.dtype)
+def example(module: WindTunnelModule) -> Tensor:
+    """Return ``[2, width]`` of zeros, which every network takes; a dimension of 1 is taken for a constant."""
+    return torch.zeros(2, sum(width for _, width in module.network.frontier), dtype=module.dtype)
 
 
 def whole_codes(module: WindTunnelModule, plan: HostPlan) -> frozenset[str]:
@@ -205,7 +199,7 @@ def flat_answers(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
     if predictor is None:
         return []
     with torch.inference_mode():
-        scores = module.network(example(module, 2))
+        scores = module.network(example(module))
         return [name for name in names if name not in (MAIN, TIES) and predictor.answer(scores, name).ndim == 1]
 
 

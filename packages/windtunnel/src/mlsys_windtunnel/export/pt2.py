@@ -26,7 +26,6 @@ def export_pt2(
     module: WindTunnelModule,
     path: Path | str,
     *,
-    example_rows: int = 2,
     methods: Sequence[str] | None = None,
 ) -> Path:
     """Write the network of ``module`` as a ``.pt2`` file, for any number of rows.
@@ -34,7 +33,6 @@ def export_pt2(
     Args:
         module: Result of ``translate``.
         path: Ends in ``.pt2``.
-        example_rows: Number of rows to trace with, at least 2.
         methods: None: the program answers as ``forward`` does, one table. Names of the source's methods: a tuple of
             tables, in that order; labels are class indices.
 
@@ -54,7 +52,7 @@ def export_pt2(
         raise InvalidInputError(f"{path}: the name of an exported program ends in .pt2")
     answers = program.Answers(module, methods, tells_refusals=methods is not None and "within")
     traced = module if methods is None else answers
-    x, rows = program.example(module, example_rows), {0: torch.export.Dim("rows")}
+    x, rows = program.example(module), {0: torch.export.Dim("rows")}
     with program.tracing(module), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own making
         try:

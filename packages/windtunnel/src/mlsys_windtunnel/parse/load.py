@@ -51,7 +51,7 @@ KNOWN_TYPES = frozenset(f"{module}.{name}" for module, names in _KNOWN.items() f
 _NODE = "TreeNode"  # skops' name of what it reads trees with
 
 
-def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False) -> Any:
+def load_estimator(path: Path, *, trust_code: bool = False) -> Any:
     """Load the estimator of a ``.skops``, ``.joblib``, ``.pkl`` or ``.pickle`` file, or the booster of a model file.
 
     Model files are LightGBM's ``.txt`` and XGBoost's ``.json`` and ``.ubj``.
@@ -59,14 +59,12 @@ def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False)
     Args:
         path: The file.
         trust_code: Load what could run untrusted code or crash the process. Only for files whose maker is trusted.
-        trust: The option's old name.
 
     Raises:
         InvalidInputError: no such file, another kind of file, damaged, or not to be loaded without ``trust_code``.
     """
     if not path.is_file():
         raise InvalidInputError(f"{path} is not a file; give a fitted pipeline saved by skops or joblib")
-    trust_code = trust_code or trust
     suffix = path.suffix.lower()
     if suffix == ".skops":
         return _load_skops(path, trust_code=trust_code)

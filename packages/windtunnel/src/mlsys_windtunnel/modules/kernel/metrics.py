@@ -41,32 +41,18 @@ class Distance(nn.Module):
 
     Args:
         metric: Name of the metric.
-        p: Order of a Minkowski distance.
-        scale: Factor of each feature, ``[features]``, before all else; None: one.
-        rotation: Matrix ``[features, k]`` that rows are multiplied by after it; None: none.
+        rotation: Matrix ``[features, k]`` that rows are multiplied by before all else; None: none.
     """
 
-    scale: Tensor | None
     rotation: Tensor | None
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        p: float = 2.0,
-        scale: npt.ArrayLike | None = None,
-        rotation: npt.ArrayLike | None = None,
-    ) -> None:
+    def __init__(self, metric: Metric, *, rotation: npt.ArrayLike | None = None) -> None:
         super().__init__()
         self.metric: Metric = metric
-        self.p = p
-        for name, table in (("scale", scale), ("rotation", rotation)):
-            self.register_buffer(name, None if table is None else torch.from_numpy(np.array(table, np.float64)))
+        self.register_buffer("rotation", None if rotation is None else torch.from_numpy(np.array(rotation, np.float64)))
 
     def mapped(self, x: Tensor) -> Tensor:
         """Return rows as the distance compares them."""
-        if self.scale is not None:
-            x = x * self.scale
         if self.rotation is not None:
             x = x @ self.rotation
         if self.metric == "correlation":
@@ -76,7 +62,7 @@ class Distance(nn.Module):
     def forward(self, x: Tensor, samples: Tensor) -> Tensor:
         """Return distances ``[rows, samples]`` of mapped rows from mapped samples."""
         if self.metric == "minkowski":
-            return distances(x, samples, p=self.p)
+            return distances(x, samples)
         if self.metric == "sqeuclidean":
             return distances(x, samples).square()
         if self.metric in ("cosine", "correlation"):
@@ -90,7 +76,7 @@ class Distance(nn.Module):
     def to_each(self, x: Tensor, samples: Tensor) -> Tensor:
         """Return distances ``[rows, k]`` of rows from their own samples ``[rows, k, features]``."""
         if self.metric == "minkowski":
-            far: Tensor = torch.linalg.vector_norm(x.unsqueeze(1) - samples, ord=self.p, dim=2)
+            far: Tensor = torch.linalg.vector_norm(x.unsqueeze(1) - samples, ord=2, dim=2)
             return far
         if self.metric == "sqeuclidean":
             return (x.unsqueeze(1) - samples).square().sum(dim=2)
