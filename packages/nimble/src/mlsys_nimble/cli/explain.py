@@ -1,10 +1,8 @@
-"""``mlsys nimble explain``, with its profile, and ``nets``."""
+"""``mlsys nimble explain`` and ``nets``."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +10,6 @@ import typer
 from mlsys_core.cli.options import GRAPH_HELP, Device, TrustCode, check_graph_file
 
 if TYPE_CHECKING:
-    from mlsys_nimble.backends.cpu.decisions import TaskTime
     from mlsys_nimble.backends.cpu.executor import NativeExecutor
     from mlsys_nimble.explain import Explanation
     from mlsys_nimble.nets.blocks import Net
@@ -26,70 +23,7 @@ GraphFile = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTime:
-    """Time of one operator in a replay."""
-
-    name: str
-    seconds: float  # sum of all its tasks, median over replays
-    num_tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Time of a replay, by operator."""
-
-    operators: tuple[OperatorTime, ...]  # longest first
-    elapsed_s: float  # from the first task's begin to the last one's end, median over replays
-
-    @property
-    def busy_s(self) -> float:
-        """Return the busy seconds of all workers together."""
-        return sum(operator.seconds for operator in self.operators)
-
-    def by_kind(self, kind_of: Mapping[str, str]) -> dict[str, float]:
-        """Return the seconds of each kind of operator, longest first; those that ``kind_of`` lacks are ``other``."""
-        totals: dict[str, float] = {}
-        for operator in self.operators:
-            kind = kind_of.get(operator.name, "other")
-            totals[kind] = totals.get(kind, 0.0) + operator.seconds
-        return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
-
-
-def profile(replays: Iterable[Sequence[TaskTime]]) -> Profile:
-    """Return medians over replays of the same schedule.
-
-    Raises:
-        ValueError: there is no replay.
-
-    Example:
-        >>> from types import SimpleNamespace as Ran
-        >>> replay = [Ran(operator="conv", begin_ns=0, end_ns=3000), Ran(operator="add", begin_ns=3000, end_ns=4000)]
-        >>> [one.name for one in profile([replay]).operators]
-        ['conv', 'add']
-    """
-    spent: dict[str, list[int]] = {}
-    counts: dict[str, int] = {}
-    elapsed: list[int] = []
-    for tasks in replays:
-        own: dict[str, list[int]] = {}
-        for task in tasks:
-            own.setdefault(task.operator, []).append(task.end_ns - task.begin_ns)
-        for name, durations in own.items():
-            spent.setdefault(name, []).append(sum(durations))
-            counts[name] = len(durations)
-        elapsed.append(
-            max((task.end_ns for task in tasks), default=0) - min((task.begin_ns for task in tasks), default=0)
-        )
-    if not elapsed:
-        raise ValueError("no replay to profile")
-    operators = [OperatorTime(name, statistics.median(times) / 1e9, counts[name]) for name, times in spent.items()]
-    operators.sort(key=lambda operator: -operator.seconds)
-    return Profile(tuple(operators), statistics.median(elapsed) / 1e9)
-
-
-_REPLAYS = 20  # of a profile
-_PROFILED = 25  # operators shown
+_REPLAYS = 20  # of a trace
 
 
 def nets() -> None:
@@ -122,10 +56,9 @@ def explain(
     graph: GraphFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole schedule as JSON.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Replay once; write when each task ran (opens in Perfetto).")
+        Path | None, typer.Option(help=f"Replay {_REPLAYS} times; write when each task ran (opens in Perfetto).")
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Replay it and show where the time goes.")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Workers of --trace and --profile.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Workers of --trace.")] = 2,
     device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
@@ -135,8 +68,8 @@ def explain(
     Algorithm 1's: independent operators never share one. Of the |E'| edges of the minimum equivalent graph the |M|
     matched ones stay within a stream; each other costs a synchronisation.
 
-    The graph of --graph has the operators' streams; with --profile their workers and measured times, and on a CUDA
-    device the streams that replay them.
+    The graph of --graph has the operators' streams; with --trace their workers and measured times, and on a CUDA
+    device the streams that replay them. `mlsys trace summary FILE` adds a trace up by operator.
 
     Example: mlsys nimble explain inception-v3 --graph inception.svg
     """
@@ -150,10 +83,8 @@ def explain(
     from rich.console import Console
 
     torch_device = get_device(device).torch_name
-    replays = trace is not None or profile
-    if torch_device != "cpu" and replays:
-        what = "--trace and --profile replay on the CPU's own executor"
-        raise InvalidInputError(f"{what}: leave out --device {device}")
+    if torch_device != "cpu" and trace is not None:
+        raise InvalidInputError(f"--trace replays on the CPU's own executor: leave out --device {device}")
     errors = Console(stderr=True)
     with errors.status("loading the model") if errors.is_terminal else nullcontext() as status:
 
@@ -164,10 +95,9 @@ def explain(
         net = load_model(model, batch=batch, trust_code=trust_code).on(torch_device)
         found = explained(net.module, net.inputs, progress=progress)
         executor: NativeExecutor | None = None
-        if replays:
+        if trace is not None:
             progress("preparing a replay")
             executor = _executor(found, net, threads)
-        if trace is not None and executor is not None:
             _write_trace(executor, net, trace)
     if graph is not None:
         if torch_device.startswith("cuda"):
@@ -175,7 +105,7 @@ def explain(
 
             drawn = plan_streams(found.program.graph()).to_networkx(found.program.to_networkx())
         else:
-            drawn = (executor.schedule if profile and executor is not None else found).to_networkx()
+            drawn = (found if executor is None else executor.schedule).to_networkx()
         write_graph(drawn, graph)
     if as_json:
         import json
@@ -183,8 +113,6 @@ def explain(
         typer.echo(json.dumps({"model": model, **found.record()}, indent=1))
         return
     _print(found)
-    if profile and executor is not None:
-        _print_profile(executor, net)
     for path in (graph, trace):
         if path is not None:
             typer.echo(f"wrote {path}")
@@ -207,39 +135,18 @@ def _executor(found: Explanation, net: Net, threads: int) -> NativeExecutor:
 
 
 def _write_trace(executor: NativeExecutor, net: Net, path: Path) -> None:
-    """Write one replay as a trace, with a track for each worker."""
+    """Write replays as a trace, with a track for each worker."""
     from mlsys_core.errors import InvalidInputError
     from mlsys_core.profiling import Recorder, write_trace
 
     recorder = Recorder()
-    for task in executor.trace(_tensors(net)):
-        name = task.operator if task.num_parts == 1 else f"{task.operator} {task.part + 1}/{task.num_parts}"
-        recorder.complete(name, task.begin_ns, task.end_ns, track=f"worker {task.worker}")
+    for task in itertools.chain.from_iterable(executor.trace(_tensors(net)) for _ in range(_REPLAYS)):
+        part = {} if task.num_parts == 1 else {"part": f"{task.part + 1}/{task.num_parts}"}
+        recorder.complete(task.operator, task.begin_ns, task.end_ns, track=f"worker {task.worker}", **part)
     try:
         write_trace(recorder.recording(), path)
     except OSError as error:
         raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _print_profile(executor: NativeExecutor, net: Net) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    found = profile(executor.trace(_tensors(net)) for _ in range(_REPLAYS))
-    kinds = {operator.name: type(operator.kind).__name__ for operator in executor.schedule.layout.program.operators}
-    console = Console()
-    console.print(
-        f"{_REPLAYS} replays on {executor.num_threads} workers: {found.elapsed_s * 1e3:.3f} ms each, "
-        f"workers busy for {found.busy_s / max(executor.num_threads * found.elapsed_s, 1e-12):.0%} of it"
-    )
-    table = Table("operator", "kind", "tasks", "us", "share")
-    for operator in found.operators[:_PROFILED]:
-        share = f"{operator.seconds / found.busy_s:.1%}"
-        kind = kinds.get(operator.name, "")
-        table.add_row(operator.name, kind, str(operator.num_tasks), f"{operator.seconds * 1e6:.1f}", share)
-    console.print(table)
-    parts = [f"{kind} {seconds / found.busy_s:.0%}" for kind, seconds in found.by_kind(kinds).items()]
-    console.print(f"by kind: {', '.join(parts)}")
 
 
 def _print(found: Explanation) -> None:
