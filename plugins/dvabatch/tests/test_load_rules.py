@@ -63,10 +63,9 @@ def test_literal_all_join_while_the_batch_is_young(now: float, expected: list[st
     assert state.num_waiting == (0 if expected else 3)
 
 
-@pytest.mark.parametrize(("size", "is_strict", "joined"), [(2, False, 5), (4, False, 4), (4, True, 3), (8, False, 0),
-                                                          (7, True, 0), (8, True, 0)])  # fmt: skip
-def test_literal_a_stretched_batch_keeps_to_the_largest_size(size: int, is_strict: bool, joined: int):
-    policy = LoadPolicy(mode="literal", is_strict=is_strict)
+@pytest.mark.parametrize(("size", "joined"), [(2, 5), (4, 4), (7, 1), (8, 0)])
+def test_literal_a_stretched_batch_keeps_to_the_largest_size(size: int, joined: int):
+    policy = LoadPolicy(mode="literal")
     state = state_of(lengths=[1] * 5)
     under_way(state, size)
     assert said(policy, state) == ([("stretch", [str(n) for n in range(joined)])] if joined else [])
@@ -80,16 +79,6 @@ def test_whoever_is_longer_than_the_batch_begins_one_of_its_own():
     longer = state_of(lengths=[9])
     under_way(longer, length=5)
     assert said(policy, longer) == [("new", ["0"])]
-
-
-@pytest.mark.parametrize(("after", "max_stage", "joins"), [
-    (0, None, True), (2, None, True), (0, 1, True), (1, 1, False), (1, 2, True), (None, 0, True), (0, 0, False),
-])  # fmt: skip
-def test_a_batch_may_be_too_far_to_be_stretched(after: int | None, max_stage: int | None, joins: bool):
-    policy = LoadPolicy(mode="literal", max_stage=max_stage)
-    state = state_of()
-    under_way(state, after=after)
-    assert said(policy, state) == ([("stretch", ["0"])] if joins else [])
 
 
 def test_the_catch_up_must_be_able_to_start_now():
@@ -249,15 +238,9 @@ def test_defaults():
     for kind, pairs in ((LoadPolicy, 2), (LoadOperatorPolicy, 1), (EarlyExitPolicy, 2)):
         policy = kind()
         assert (policy.mode, policy.num_pairs, policy.comp_wait_s) == ("cost-aware", pairs, 0.1)
-        assert (policy.qos_s, policy.max_stage, policy.is_strict) == (None, None, False)
-    given = LoadOperatorPolicy(mode="literal", comp_wait_s=3.0, qos_s=4.0, max_stage=5, is_strict=True)
-    assert (given.mode, given.comp_wait_s, given.qos_s, given.max_stage, given.is_strict) == (
-        "literal",
-        3.0,
-        4.0,
-        5,
-        True,
-    )
+        assert policy.qos_s is None
+    given = LoadOperatorPolicy(mode="literal", comp_wait_s=3.0, qos_s=4.0)
+    assert (given.mode, given.comp_wait_s, given.qos_s) == ("literal", 3.0, 4.0)
     assert (LazyPolicy().mode, LazyPolicy().comp_wait_s, LazyPolicy(comp_wait_s=2.0).comp_wait_s) == (
         "literal",
         0.1,

@@ -26,8 +26,6 @@ class LoadPolicy(Policy):
         mode: which.
         comp_wait_s: literal: seconds since its creation during which a batch may be stretched.
         qos_s: cost-aware: seconds since its creation within which a batch is to leave; None for no target.
-        max_stage: stretch only batches that have completed at most so many stages; None for any (the artifact has it).
-        is_strict: literal: a stretched batch stays below the largest size (the artifact's bound), else it may reach it.
     """
 
     num_pairs: ClassVar[int] = 2
@@ -38,14 +36,10 @@ class LoadPolicy(Policy):
         mode: Mode = "cost-aware",
         comp_wait_s: float = 0.1,
         qos_s: float | None = None,
-        max_stage: int | None = None,
-        is_strict: bool = False,
     ) -> None:
         super().__init__(mode=mode)
         self.comp_wait_s = comp_wait_s
         self.qos_s = qos_s
-        self.max_stage = max_stage
-        self.is_strict = is_strict
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
         """Return a stretch if it is allowed and pays, else a new batch as soon as one can start."""
@@ -75,14 +69,12 @@ class LoadPolicy(Policy):
         return state.planner(row.padded_length).run_to(stage, row.size, behind)
 
     def _may_stretch(self, row: Row, state: State) -> bool:
-        if self.max_stage is not None and max(row.progress.values(), default=0) > self.max_stage:
-            return False
         pipeline = state.pipeline  # the catch-up must be able to start now: later, more may have come
         return pipeline.working[0] is None and all(part.batch_id == row.batch_id for part in pipeline.queues[0])
 
     def _all_late(self, row: Row, state: State, now: float) -> int:
         young = now - row.created_s < self.comp_wait_s
-        return max(0, min(state.num_waiting, state.max_batch_size - self.is_strict - row.size)) if young else 0
+        return max(0, min(state.num_waiting, state.max_batch_size - row.size)) if young else 0
 
     def _best_late(self, row: Row, state: State, now: float) -> int:
         """Return the optimal number of joiners.
