@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,30 +11,6 @@ from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.module import WindTunnelModule
-
-
-class Level(StrEnum):
-    """Parts of trees that are trained; see ``SoftOptions``."""
-
-    L1 = "L1"
-    L2 = "L2"
-    L3 = "L3"
-    L4 = "L4"
-
-
-class Init(StrEnum):
-    """Start of training."""
-
-    residual = "residual"
-    source = "source"
-    random = "random"
-
-
-class Gate(StrEnum):
-    """Choice of a leaf."""
-
-    softmax = "softmax"
-    tanh = "tanh"
 
 
 def fine_tune(
@@ -49,10 +24,12 @@ def fine_tune(
         Path | None, typer.Option("--eval", metavar="DATA", help="Rows to choose the best epoch by; else a tenth.")
     ] = None,
     level: Annotated[
-        Level, typer.Option(help="What of trees is trained: L1 leaves, L2 thresholds, L3 features, L4 paths too.")
-    ] = Level.L2,
-    init: Annotated[Init, typer.Option(help="Start at the source's answers, its parameters, or anew.")] = Init.residual,
-    gate: Annotated[Gate, typer.Option(help="How a leaf is chosen; the paper's is tanh.")] = Gate.softmax,
+        str, typer.Option(help="What of trees is trained: L1 leaves, L2 thresholds, L3 features, L4 paths too.")
+    ] = "L2",
+    init: Annotated[
+        str, typer.Option(help="Start at the source's answers (residual), its parameters (source), or anew (random).")
+    ] = "residual",
+    gate: Annotated[str, typer.Option(help="How a leaf is chosen: softmax, or the paper's tanh.")] = "softmax",
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-3,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 1024,
@@ -99,7 +76,7 @@ def fine_tune(
             check_table_path(path)
     if output.exists() and not output.is_dir():
         raise InvalidInputError(f"{output} is a file; -o names a folder")
-    soft = SoftOptions(level=level.value, gate=gate.value, init=init.value)
+    soft = SoftOptions(level=level, gate=gate, init=init)  # type: ignore[arg-type]  # the options check it
     options = TrainingOptions(
         epochs=epochs,
         lr=lr,
