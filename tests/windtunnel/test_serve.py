@@ -14,13 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
-from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference import create_oip_app
 from mlsys_serving.models import ModelRepository
 from mlsys_windtunnel.cli.predict import load_model
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import save
-from mlsys_windtunnel.serve.model import PipelineSource, ServedPipeline
+from mlsys_windtunnel.serve.model import ServedPipeline
 from mlsys_windtunnel.serve.rows import rows_router
 from sklearn.compose import make_column_transformer
 from sklearn.impute import SimpleImputer
@@ -54,10 +53,8 @@ def sources() -> dict[str, Any]:
 def client(sources: dict[str, Any], tmp_path: Path) -> Iterator[TestClient]:
     for name, source in sources.items():
         save(translate(source), tmp_path / name)
-    held = PipelineSource(lambda path, name: ServedPipeline(load_model(path), name, max_batch_size=64))
-    repository = ModelRepository([held.add(tmp_path / name) for name in sources], source=held)
-    with pytest.raises(InvalidInputError, match="already"):
-        held.add(tmp_path / "churn")
+    pipelines = [ServedPipeline(load_model(tmp_path / name), name, max_batch_size=64) for name in sources]
+    repository = ModelRepository(pipelines)
     app = create_oip_app(repository)
     app.include_router(rows_router(repository))
     with TestClient(app) as made:

@@ -7,13 +7,13 @@ import torch
 from fastapi.testclient import TestClient
 from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
-from mlsys_dvabatch.serve.models import ServedModel, ServedSource, StageMetrics
+from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_open_inference import create_oip_app
-from mlsys_serving.models import ModelRepository
+from mlsys_serving.models import ArgumentSource, ModelRepository
 from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 
@@ -38,10 +38,10 @@ def build(argument: str) -> ServedModel:
 
 
 def test_an_unloaded_model_is_loaded_again_and_answers_as_before():
-    source = ServedSource(build)
+    source = ArgumentSource(build)
     first = source.add("folder/tiny")
     registry = CollectorRegistry()
-    registry.register(StageMetrics(source))
+    registry.register(StageMetrics(source.latest.values()))
     app = create_oip_app(ModelRepository([first], source=source), registry=registry, model_control=True)
     with TestClient(app) as client:
         before = client.post("/v2/models/tiny/infer", json=ASKED).json()
@@ -57,7 +57,7 @@ def test_an_unloaded_model_is_loaded_again_and_answers_as_before():
 
 
 def test_a_model_is_given_once():
-    source = ServedSource(build)
+    source = ArgumentSource(build)
     first = source.add("a/tiny")
     with pytest.raises(InvalidInputError, match=r"b/tiny: there is a model 'tiny' already"):
         source.add("b/tiny")

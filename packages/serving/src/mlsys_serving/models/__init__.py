@@ -34,13 +34,14 @@ if TYPE_CHECKING:
         UnaryModel,
     )
     from mlsys_serving.models.repository import IndexEntry, ModelRepository, ModelState
-    from mlsys_serving.models.source import DirectorySource, ModelSource
+    from mlsys_serving.models.source import ArgumentSource, DirectorySource, ModelSource
     from mlsys_serving.models.spec import ModelSpec, TensorSpec
 
 
 __all__ = [
     "DEFAULT_CONFIG",
     "ERROR_FORMAT",
+    "ArgumentSource",
     "Array",
     "BatchCounts",
     "CountsExecutions",
@@ -95,7 +96,7 @@ __getattr__, __dir__ = lazy_exports(
             "UnaryModel",
         ],
         "repository": ["IndexEntry", "ModelRepository", "ModelState"],
-        "source": ["DirectorySource", "ModelSource"],
+        "source": ["ArgumentSource", "DirectorySource", "ModelSource"],
         "spec": ["ModelSpec", "TensorSpec"],
     },
 )

@@ -1,15 +1,17 @@
-"""Sources of models: the protocol by which a repository loads by name, and the usual source, directories on disk."""
+"""Sources of models: the protocol by which a repository loads by name, directories on disk, a command's arguments."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_serving.models.model import Model
+
+Made = TypeVar("Made", bound=Model)
 
 
 class ModelSource(Protocol):
@@ -106,3 +108,44 @@ class DirectorySource:
             for path in directory.iterdir()
             if path.is_dir() and path.name.isdecimal() and path.name[0] != "0" and self._holds_model(path)
         }
+
+
+class ArgumentSource(Generic[Made]):
+    """Models that a command was given, by the names that they have on the wire; an unloaded one can be loaded again.
+
+    Args:
+        build: Loads the model of an argument.
+
+    Attributes:
+        latest: Latest model of each name; one that was unloaded stays until it is loaded again.
+    """
+
+    def __init__(self, build: Callable[[str], Made]) -> None:
+        self._build = build
+        self._arguments: dict[str, str] = {}  # by name
+        self.latest: dict[str, Made] = {}
+
+    def add(self, argument: str) -> Made:
+        """Build the model of ``argument``; not within an event loop.
+
+        Raises:
+            InvalidInputError: as its build; or another argument's model has its name.
+        """
+        model = self._build(argument)
+        name = model.spec.name
+        if name in self._arguments:
+            asyncio.run(model.close())
+            raise InvalidInputError(f"{argument}: there is a model {name!r} already; give each model once")
+        self._arguments[name], self.latest[name] = argument, model
+        return model
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all models that were added, sorted."""
+        return sorted(self._arguments)
+
+    async def load(self, name: str) -> Sequence[Made]:
+        """Build a model again, in a thread."""
+        if name not in self._arguments:
+            raise InvalidInputError(f"no model {name!r} here; there are: {', '.join(self.names()) or 'none'}")
+        self.latest[name] = await asyncio.to_thread(self._build, self._arguments[name])
+        return [self.latest[name]]

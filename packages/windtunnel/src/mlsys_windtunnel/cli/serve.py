@@ -34,23 +34,25 @@ def serve(
     """
     import torch
     from mlsys_serving.http import serve as serve_app
-    from mlsys_serving.models import DEFAULT_CONFIG, ERROR_FORMAT, ModelRepository, create_model_app
+    from mlsys_serving.models import DEFAULT_CONFIG, ERROR_FORMAT, ArgumentSource, ModelRepository, create_model_app
     from mlsys_windtunnel.cli.predict import load_model
-    from mlsys_windtunnel.serve.model import PipelineSource, ServedPipeline
+    from mlsys_windtunnel.serve.model import ServedPipeline
     from mlsys_windtunnel.serve.rows import rows_router
 
     if threads is not None:
         torch.set_num_threads(threads)
 
-    def build(path: Path, name: str) -> ServedPipeline:
+    def build(argument: str) -> ServedPipeline:
+        path = Path(argument)
+        name = path.resolve().name.removesuffix(path.suffix if path.suffix in (".pt2", ".onnx") else "")
         answering = load_model(path, trust_code=trust_code)
         return ServedPipeline(answering, name, max_batch_size=max_batch, max_waiting=max_waiting)
 
     extensions.check()
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys windtunnel")
     with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
-        source = PipelineSource(build)
-        repository = ModelRepository([source.add(path) for path in models], source=source)
+        source = ArgumentSource(build)
+        repository = ModelRepository([source.add(str(path)) for path in models], source=source)
         api = create_model_app(
             repository,
             system="windtunnel",

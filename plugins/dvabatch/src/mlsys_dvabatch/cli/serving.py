@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch.serve.instances import instance_group, served_model
-from mlsys_dvabatch.serve.models import ServedSource, StageMetrics
+from mlsys_dvabatch.serve.models import StageMetrics
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
 from mlsys_dvabatch.stages.zoo import Loading
 from mlsys_serving.cli import announce
@@ -18,7 +18,7 @@ from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.http import serve as serve_app
 from mlsys_serving.instances import require_processes, serve_instances
-from mlsys_serving.models import ModelRepository, create_model_app
+from mlsys_serving.models import ArgumentSource, ModelRepository, create_model_app
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
@@ -80,10 +80,10 @@ def serve_models(
         )
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    source = ServedSource(lambda argument: served_model(announced(argument), batching, num_threads))
+    source = ArgumentSource(lambda argument: served_model(announced(argument), batching, num_threads))
     served = [source.add(argument) for argument in arguments]
     registry = CollectorRegistry()
-    registry.register(StageMetrics(source))
+    registry.register(StageMetrics(source.latest.values()))
     repository = ModelRepository(served, source=source)
     app = app_of(repository, registry=registry)
     return serve_app(app, bound=bound, on_ready=lambda address: announce(address, extensions))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Scheduler, ServeRequest
 from mlsys_core.loop.baselines import RequestBatch
 from mlsys_core.loop.clock import WallClock
@@ -173,56 +172,6 @@ def _label(batch: StageTask | RequestBatch[Any]) -> str:
 def _size(array: np.ndarray[Any, Any]) -> int:
     """Return the work of reading an input: characters to tokenise, or a 64th of the bytes that numpy reads."""
     return sum(map(len, array.ravel())) if array.dtype == np.object_ else array.nbytes // 64
-
-
-class ServedSource:
-    """The models that ``mlsys dvabatch serve`` was given, by the names that they have on the wire.
-
-    One that was unloaded can be loaded again.
-
-    Args:
-        build: loads and profiles the model of an argument of the command, and starts its engine.
-
-    Example:
-        >>> ServedSource(lambda argument: None).names()
-        []
-    """
-
-    def __init__(self, build: Callable[[str], ServedModel]) -> None:
-        self._build = build
-        self._arguments: dict[str, str] = {}  # name on the wire -> argument
-        self._served: dict[str, ServedModel] = {}  # the latest of each name
-
-    def add(self, argument: str) -> ServedModel:
-        """Build the model of ``argument``.
-
-        Raises:
-            InvalidInputError: as its build; or another argument's model has its name.
-        """
-        model = self._build(argument)
-        name = model.spec.name
-        if name in self._arguments:
-            model.engine.close()
-            raise InvalidInputError(f"{argument}: there is a model {name!r} already; give each model once")
-        self._arguments[name] = argument
-        self._served[name] = model
-        return model
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        """Iterate over the models for metrics; one that was unloaded keeps its last counts until it is loaded again."""
-        return iter(tuple(self._served.values()))
-
-    def names(self) -> Sequence[str]:
-        """Return the names of all models that were added, sorted."""
-        return sorted(self._arguments)
-
-    async def load(self, name: str) -> Sequence[ServedModel]:
-        """Build a model again, in a thread."""
-        if name not in self._arguments:
-            raise InvalidInputError(f"no model {name!r} here; there are: {', '.join(self.names()) or 'none'}")
-        model = await asyncio.to_thread(self._build, self._arguments[name])
-        self._served[name] = model
-        return [model]
 
 
 class StageMetrics:
