@@ -18,7 +18,7 @@ from mlsys_orca.scheduling.batch import (
     SliceDetails,
 )
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.chunked import DEFAULT_BATCH_TOKENS, ChunkedScheduler
+from mlsys_orca.scheduling.chunked import ChunkedScheduler
 from mlsys_orca.scheduling.orca import IterationScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
 from mlsys_orca.scheduling.request_level import RequestLevelScheduler
@@ -113,15 +113,6 @@ def test_nothing_to_run_is_no_batch(policy: Any) -> None:
     assert [part.request_id for part in start(scheduler).requests] == ["a"]
 
 
-@each_policy
-def test_a_request_that_waits_is_cancelled_at_once(policy: Any) -> None:
-    scheduler = make(policy)
-    scheduler.add(request("a"), 0.0)
-    (left,) = scheduler.cancel("a", 0.0)
-    assert (left.request_id, left.reason, left.result, left.error) == ("a", FinishReason.CANCELLED, None, None)
-    assert scheduler.num_unfinished == 0
-
-
 def test_a_plain_request_has_no_details_and_others_what_the_runner_needs() -> None:
     scheduler = make()
     penalised = SamplingParams(presence_penalty=0.5)
@@ -173,21 +164,6 @@ def guessing(num_draft_tokens: int, *, policy: Any = IterationScheduler, new: in
     return scheduler
 
 
-def test_a_decode_is_followed_by_guesses_and_the_right_ones_stay() -> None:
-    scheduler = guessing(3)
-    batch = start(scheduler)
-    assert batch.token_ids == (3, 4, 5, 6)
-    assert batch.positions == (8, 9, 10, 11)
-    (part,) = batch.requests
-    assert part.details == SliceDetails(num_prompt_tokens=8, num_draft_tokens=3)
-    assert scheduler.complete(batch, output(batch, {"a": (4, 5, 7)}), 0.0) == []  # two of three were right
-    sequence = scheduler.pool.sequences["a"]
-    assert sequence.token_ids == [*REPEATED, 3, 4, 5, 7]
-    assert sequence.num_computed_tokens == 11
-    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (3, 2)
-    assert start(scheduler).token_ids == (7,), "7 was never seen before"
-
-
 def test_wrong_guesses_cost_nothing_but_their_rows() -> None:
     scheduler = guessing(2)
     batch = iterate(scheduler, a=(8,))
@@ -197,26 +173,6 @@ def test_wrong_guesses_cost_nothing_but_their_rows() -> None:
     batch = iterate(scheduler)
     assert (batch.token_ids, batch.positions) == ((8,), (9,))
     assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (2, 0)
-
-
-def test_guesses_are_counted_over_all_iterations() -> None:
-    scheduler = guessing(2)
-    iterate(scheduler, a=(4, 5, 8))
-    for token in (1, 2, 3):  # the prompt's beginning again
-        iterate(scheduler, a=(token,))
-    assert start(scheduler).token_ids == (3, 4, 5)
-    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (2, 2)
-
-
-def test_guesses_behind_a_stop_token_are_no_part_of_the_answer() -> None:
-    scheduler = guessing(5)
-    scheduler.add(request("b", (7, 8), max_new_tokens=2), 0.0)
-    batch = start(scheduler)
-    assert batch.token_ids == (3, 4, 5, 6, 1, 2, 7, 8)
-    (left,) = scheduler.complete(batch, output(batch, {"a": (4, 5, 6, 1, 2, 3), "b": (40,)}), 0.0)
-    assert [token.token_id for token in left.result.tokens] == [3, 4, 5, 6]
-    assert left.result.finish_reason == "stop"
-    assert [token.token_id for token in scheduler.pool.sequences["b"].tokens] == [40], "the next request's begin behind"
 
 
 def test_two_requests_with_guesses_each_get_their_own() -> None:
@@ -253,21 +209,6 @@ def test_nothing_is_guessed_unless_asked_for() -> None:
     assert scheduler.pool.sequences["a"].ngrams is None
 
 
-def test_guesses_count_against_the_budget_of_an_iteration() -> None:
-    scheduler = guessing(3, policy=ChunkedScheduler, max_batch_tokens=10)
-    scheduler.add(request("b", range(100, 120)), 0.0)
-    assert [part.num_tokens for part in start(scheduler).requests] == [4, 6]
-
-
-def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
-    scheduler = make(ChunkedScheduler, max_batch_tokens=2)
-    scheduler.pool.num_draft_tokens = 2
-    scheduler.add(request("a", REPEATED), 0.0)
-    batches = [iterate(scheduler) for _ in range(4)]
-    assert [batch.token_ids for batch in batches] == [REPEATED[i : i + 2] for i in (0, 2, 4, 6)]
-    assert [part.sampling is not None for batch in batches for part in batch.requests] == [False, False, False, True]
-
-
 # The budget of the chunked policy.
 
 
@@ -287,31 +228,6 @@ def test_the_end_of_a_prompt_is_a_chunk_and_no_decode() -> None:
     assert shapes == [[1, 1, 1]] * 6, "the budget holds, though c lacks two tokens at some time"
 
 
-def test_the_default_budget_is_met_exactly() -> None:
-    scheduler = make(ChunkedScheduler, num_blocks=200)
-    scheduler.add(request("a", range(DEFAULT_BATCH_TOKENS + 1)), 0.0)
-    assert [iterate(scheduler).num_tokens for _ in range(2)] == [DEFAULT_BATCH_TOKENS, 1]
-
-
-def test_an_encoder_and_the_decoders_first_token_fill_the_budget_at_most() -> None:
-    scheduler = make(ChunkedScheduler, max_batch_tokens=4)
-    with pytest.raises(InvalidInputError, match="reads 4 tokens of this request at once"):
-        scheduler.add(request("a", range(6), num_encoder_tokens=4), 0.0)
-    scheduler.add(request("a", range(6), num_encoder_tokens=3), 0.0)
-    assert [iterate(scheduler).num_tokens for _ in range(2)] == [4, 2]
-
-
-def test_no_more_decodes_run_than_the_budget_or_the_batch_takes() -> None:
-    for limits in ({"max_batch_tokens": 2}, {"max_batch_size": 2}):
-        scheduler = make(ChunkedScheduler, **limits)
-        for number in range(3):
-            scheduler.add(request(str(number), (10 + number,)), 0.0)
-        first, second = start(scheduler), start(scheduler)
-        for batch in (first, second):
-            scheduler.complete(batch, output(batch), 0.0)
-        assert [[part.request_id for part in iterate(scheduler).requests] for _ in range(2)] == [["0", "1"]] * 2
-
-
 @pytest.mark.parametrize("policy", [PagedScheduler, ChunkedScheduler])
 def test_blocks_are_kept_free_and_shared_as_asked(policy: Any) -> None:
     scheduler = make(policy, num_blocks=10, block_size=1, watermark=0.5)
@@ -326,27 +242,7 @@ def test_blocks_are_kept_free_and_shared_as_asked(policy: Any) -> None:
         assert scheduler.pool.num_cached_tokens == (2 if prefix_caching else 0)
 
 
-@pytest.mark.parametrize("policy", [PagedScheduler, ChunkedScheduler])
-def test_a_hundredth_of_the_blocks_is_kept_free_by_default(policy: Any) -> None:
-    for num_prompt, together in ((197, True), (198, False)):  # of the 199 that a leaves: two are to stay free
-        scheduler = make(policy, num_blocks=200, block_size=1)
-        scheduler.add(request("a", (1,)), 0.0)
-        scheduler.add(request("b", range(100, 100 + num_prompt), max_new_tokens=1), 0.0)
-        assert len(start(scheduler).requests) == 1 + together
-
-
 # The baseline.
-
-
-def test_the_whole_batch_is_one_microbatch_unless_told_otherwise() -> None:
-    for options, expected in (({}, ["abc"]), ({"microbatch_size": 2}, ["ab", "c"]), ({"microbatch_size": 1}, [*"abc"])):
-        scheduler = make(RequestLevelScheduler, max_batch_size=3, **options)
-        for name in "abcd":
-            scheduler.add(request(name), 0.0)
-        got = []
-        while (batch := scheduler.next_batch(WORKER, 0.0)) is not None:
-            got.append("".join(part.request_id for part in batch.requests))
-        assert got == expected
 
 
 def test_a_request_cancelled_in_flight_leaves_its_batch_running() -> None:
@@ -361,19 +257,6 @@ def test_a_request_cancelled_in_flight_leaves_its_batch_running() -> None:
     assert [part.request_id for part in batch.requests] == ["b"]
     (left,) = scheduler.complete(batch, output(batch), 0.0)
     assert (left.request_id, left.reason) == ("b", FinishReason.DONE)
-
-
-def test_a_finished_request_repeats_its_last_row_until_the_batch_ends() -> None:
-    scheduler = make(RequestLevelScheduler)
-    scheduler.add(request("a", (1, 2), max_new_tokens=1), 0.0)
-    scheduler.add(request("b", (3, 4), max_new_tokens=4), 0.0)
-    batches = [iterate(scheduler) for _ in range(4)]
-    assert [(batch.token_ids, batch.positions) for batch in batches[1:]] == [
-        ((9, 9), (2, 2)),
-        ((9, 9), (2, 3)),
-        ((9, 9), (2, 4)),
-    ]
-    assert scheduler.num_unfinished == 0
 
 
 def test_an_error_of_the_iteration_fails_those_in_it_and_the_batch_goes_on() -> None:

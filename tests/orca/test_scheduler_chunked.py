@@ -49,19 +49,6 @@ def iterate(scheduler: ChunkedScheduler) -> list[tuple[str, int, bool]]:
     return shape(batch)
 
 
-def test_a_long_prompt_runs_in_chunks_beside_the_decodes_of_others():
-    scheduler = make(8)
-    add(scheduler, "a", 3, new=4)
-    assert iterate(scheduler) == [("a", 3, True)]
-    add(scheduler, "b", 16, new=2, first=100)
-    add(scheduler, "c", 4, new=2, first=200)
-    assert iterate(scheduler) == [("a", 1, True), ("b", 7, False)]
-    assert iterate(scheduler) == [("a", 1, True), ("b", 7, False)]
-    assert iterate(scheduler) == [("a", 1, True), ("b", 2, True), ("c", 4, True)], "the last chunk gives a token"
-    assert iterate(scheduler) == [("b", 1, True), ("c", 1, True)]
-    assert iterate(scheduler) == []
-
-
 def test_prompts_take_small_chunks_where_others_decode_and_all_where_nobody_does():
     scheduler = make(16, max_chunk_tokens=4)
     add(scheduler, "a", 20, new=4)
@@ -101,17 +88,6 @@ def test_chunks_shrink_as_a_prompt_goes_on_and_never_end():
     assert [iterate(scheduler) for _ in range(3)] == [[("a", 1, True), ("b", 1, False)]] * 3
 
 
-def test_the_next_prompt_begins_only_when_the_earlier_one_leaves_budget():
-    scheduler = make(8)
-    add(scheduler, "a", 12)
-    add(scheduler, "b", 12, first=100)
-    add(scheduler, "c", 12, first=200)
-    assert iterate(scheduler) == [("a", 8, False)]
-    assert iterate(scheduler) == [("a", 4, True), ("b", 4, False)]
-    assert iterate(scheduler) == [("a", 1, True), ("b", 7, False)]
-    assert iterate(scheduler) == [("a", 1, True), ("b", 1, True), ("c", 6, False)]
-
-
 def test_chunks_continue_where_the_last_one_ended():
     scheduler = make(5)
     add(scheduler, "a", 12)
@@ -121,15 +97,6 @@ def test_chunks_continue_where_the_last_one_ended():
         positions += batch.positions
         complete(scheduler, batch)
     assert positions == list(range(12))
-
-
-def test_a_chunk_in_flight_holds_its_request_and_not_the_others():
-    scheduler = make(8)
-    add(scheduler, "a", 16)
-    add(scheduler, "b", 4, first=100)
-    assert shape(scheduler.next_batch(WORKER, 0)) == [("a", 8, False)]
-    assert shape(scheduler.next_batch(WORKER, 0)) == [("b", 4, True)]
-    assert scheduler.next_batch(WORKER, 0) is None
 
 
 def test_the_batch_size_holds_for_decodes_and_chunks_together():
@@ -147,19 +114,6 @@ def test_shared_blocks_cost_no_budget():
     add(scheduler, "b", 12)
     add(scheduler, "c", 4, first=100)
     assert iterate(scheduler) == [("b", 4, True), ("c", 4, True)]
-
-
-def test_a_prompt_between_two_chunks_gives_way_to_an_earlier_request_and_resumes():
-    scheduler = make(4, num_blocks=6, block_size=2)
-    add(scheduler, "a", 2, new=6)
-    assert iterate(scheduler) == [("a", 2, True)]
-    add(scheduler, "b", 8, new=2, first=100)  # all blocks that a leaves
-    assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
-    assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
-    assert iterate(scheduler) == [("a", 1, True)], "a needs a block: b loses its own"
-    assert scheduler.pool.num_preemptions == 1
-    assert [iterate(scheduler) for _ in range(2)] == [[("a", 1, True)]] * 2
-    assert iterate(scheduler) == [("b", 4, True)], "the first four tokens are in blocks that a did not come to need"
 
 
 def overtaken(max_batch_size: int) -> ChunkedScheduler:

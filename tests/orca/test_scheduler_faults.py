@@ -6,8 +6,6 @@ import pytest
 from mlsys_core.loop import FinishReason
 from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.chunked import ChunkedScheduler
-from mlsys_orca.scheduling.orca import IterationScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
 
 from tests.orca.test_scheduler_book import iterate, output, start
@@ -29,17 +27,6 @@ def test_the_watermark_is_rounded_up_to_whole_blocks() -> None:
     assert [part.request_id for part in start(scheduler).requests] == ["a"]
 
 
-def test_a_prompt_of_an_encoder_shares_no_blocks() -> None:
-    scheduler = paged(32)
-    scheduler.add(request("a", (1, 2, 3, 4, 5, 6, 0), num_encoder_tokens=6), 0.0)
-    iterate(scheduler)
-    scheduler.add(request("b", (1, 2, 3, 4, 5, 6, 0), num_encoder_tokens=6), 0.0)
-    batch = iterate(scheduler)
-    assert {part.request_id: part.context_len for part in batch.requests}["b"] == 7
-    assert scheduler.pool.num_cached_tokens == 0
-    assert all(not sequence.digests for sequence in scheduler.pool.sequences.values())
-
-
 def test_without_prefix_caching_no_digests_are_made() -> None:
     scheduler = paged(prefix_caching=False)
     scheduler.add(request("a"), 0.0)
@@ -56,20 +43,6 @@ def test_kept_prefixes_are_an_adapters_own(first: str | None, second: str | None
     scheduler.add(request("b", adapter=second), 0.0)
     iterate(scheduler)
     assert scheduler.pool.num_cached_tokens == shared
-
-
-def test_of_an_answer_too_what_is_kept_is_the_adapters_own() -> None:
-    scheduler = paged()
-    scheduler.add(request("a", (1, 2), adapter="x"), 0.0)
-    for _ in range(4):  # (1, 2), (9, 9), ... : blocks that the answer filled
-        iterate(scheduler)
-    scheduler.cancel("a", 0.0)
-    scheduler.add(request("b", (1, 2, 9, 9, 5)), 0.0)
-    iterate(scheduler)
-    assert scheduler.pool.num_cached_tokens == 0
-    scheduler.add(request("c", (1, 2, 9, 9, 5), adapter="x"), 0.0)
-    iterate(scheduler)
-    assert scheduler.pool.num_cached_tokens == 4
 
 
 def test_so_is_what_a_short_prompt_and_its_answer_fill_together() -> None:
@@ -105,32 +78,6 @@ def test_cached_tokens_are_counted_over_all_requests() -> None:
         scheduler.add(request(name), 0.0)
         iterate(scheduler)
     assert scheduler.pool.num_cached_tokens == 8
-
-
-def test_a_block_is_taken_when_the_last_is_full_and_is_in_the_next_batch() -> None:
-    scheduler = paged(prefix_caching=False)
-    scheduler.add(request("a", (1, 2, 3)), 0.0)
-    tables = [iterate(scheduler).requests[0].block_table for _ in range(4)]  # 3, 4, 5 and 6 tokens
-    assert [len(table) for table in tables] == [2, 2, 3, 3]
-    assert tables[0] == tables[2][:2]
-
-
-@pytest.mark.parametrize("make", [PagedScheduler, ChunkedScheduler, IterationScheduler])
-def test_a_request_cancelled_in_flight_leaves_when_its_batch_is_back(make) -> None:
-    tables = BlockTables(num_blocks=32, block_size=2)
-    scheduler = make(tables, max_batch_size=4, max_model_len=24)
-    for name in "ab":
-        scheduler.add(request(name), 0.0)
-    iterate(scheduler)
-    held = tables.num_free_blocks
-    batch = start(scheduler)
-    assert scheduler.cancel("a", 0.0) == ()
-    assert scheduler.num_unfinished == 2  # its blocks are still written to
-    assert tables.num_free_blocks <= held
-    (left,) = scheduler.complete(batch, output(batch), 0.0)
-    assert (left.request_id, left.reason, left.result, left.error) == ("a", FinishReason.CANCELLED, None, None)
-    assert scheduler.num_unfinished == 1
-    assert [part.request_id for part in start(scheduler).requests] == ["b"]
 
 
 def test_a_request_cancelled_in_the_flight_of_its_last_token_is_cancelled() -> None:

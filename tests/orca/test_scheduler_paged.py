@@ -53,14 +53,6 @@ class Served:
         return names
 
 
-def test_more_requests_run_than_could_reserve():
-    served = Served(8, block_size=4)
-    for name in "abcd":
-        served.add(name, [1, 2], new=20)  # six blocks each, in the end
-    assert served.iterate() == "abcd"
-    assert served.tables.num_free_blocks == 4
-
-
 def test_the_last_to_arrive_gives_its_blocks_and_comes_back_with_its_tokens():
     served = Served(8)
     for name in "abc":
@@ -74,37 +66,6 @@ def test_the_last_to_arrive_gives_its_blocks_and_comes_back_with_its_tokens():
     assert [served.iterate() for _ in range(7)] == ["a", "bc", "b", "c", "c", "c", ""]
     assert served.scheduler.num_unfinished == 0
     assert served.tables.num_free_blocks == 8
-
-
-def test_a_preempted_request_recomputes_its_tokens_and_samples_the_next():
-    served = Served(6)
-    served.add("a", [1, 2], new=4)
-    served.add("b", [5, 6], new=4)
-    served.iterate()  # 4 blocks
-    served.iterate()  # 6 blocks, two tokens each
-    assert served.iterate() == "a"  # took b's
-    served.tables.clear_cache()  # so that nothing is left of b's
-    while served.start() != "b":
-        served.complete()
-    (batch,) = served.flight
-    assert batch.token_ids == (5, 6, 9802, 9803)
-    assert batch.positions == (0, 1, 2, 3)
-    served.complete()
-    assert served.iterate() == "b"
-    assert served.scheduler.num_unfinished == 0
-
-
-def test_a_preempted_request_finds_what_is_left_of_its_blocks():
-    served = Served(6)
-    served.add("a", [1, 2], new=4)
-    served.add("b", [5, 6], new=4)
-    for _ in range(3):
-        served.iterate()
-    while served.start() != "b":
-        served.complete()
-    (batch,) = served.flight
-    assert batch.token_ids == (6, 9802, 9803), "a took two of b's three blocks, from the end"
-    assert served.scheduler.pool.num_cached_tokens == 1
 
 
 def test_a_request_in_flight_keeps_its_blocks_and_an_earlier_one_gets_them_when_it_is_back():
@@ -124,21 +85,6 @@ def test_a_request_in_flight_keeps_its_blocks_and_an_earlier_one_gets_them_when_
     served.complete()
     assert served.start() == "e", "with the blocks of d"
     assert served.scheduler.pool.num_preemptions == 2
-
-
-def test_the_last_of_several_is_preempted_and_no_more_than_needed():
-    served = Served(10)
-    for name in "abc":
-        served.add(name, [ord(name), 2], new=6)
-    assert [served.iterate() for _ in range(2)] == ["abc", "abc"]  # 9 blocks
-    assert served.iterate() == "ab", "a takes the last block, b needs one of c's"
-    assert served.scheduler.pool.num_preemptions == 1
-
-
-def test_without_others_the_watermark_does_not_hold_a_request_back():
-    served = Served(4, watermark=0.9)
-    served.add("a", [1, 2], new=2)
-    assert [served.iterate() for _ in range(3)] == ["a", "a", ""]
 
 
 def test_prompts_that_begin_alike_share_blocks_and_compute_the_rest():

@@ -15,7 +15,6 @@ from mlsys_orca.scheduling.request_level import RequestLevelScheduler
 from tests.orca.test_scheduler_figures import names, output
 
 WORKER = WorkerId(0)
-STOP = 9
 
 
 def make(max_batch_size: int = 2, *, num_blocks: int = 64, **options: Any) -> RequestLevelScheduler:
@@ -111,20 +110,6 @@ def test_a_cancelled_request_leaves_alone_and_may_end_the_batch():
         ("b", FinishReason.CANCELLED),
         ("a", FinishReason.DONE),
     ]
-
-
-def test_a_failed_iteration_fails_the_whole_batch():
-    scheduler = make()
-    for arguments in (("a", 1, 1), ("b", 1, 9), ("c", 1, 1)):
-        scheduler.add(request(*arguments), 0)
-    batch = scheduler.next_batch(WORKER, 0)
-    scheduler.complete(batch, output(batch), 0)
-    left = scheduler.fail(scheduler.next_batch(WORKER, 0), RuntimeError("lost"), 0)
-    assert [(finished.request_id, finished.reason) for finished in left] == [
-        ("a", FinishReason.FAILED),
-        ("b", FinishReason.FAILED),
-    ]
-    assert names(scheduler.next_batch(WORKER, 0)) == "c"
 
 
 def test_an_impossible_microbatch_is_refused():
