@@ -155,15 +155,15 @@ def test_large_work_runs_in_a_thread_and_small_work_where_the_front_wants_it() -
 def test_the_json_of_large_bodies_is_not_parsed_on_the_event_loops_thread(
     make_app: Any, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlsys_serving.http import app as http_app
+    from mlsys_serving.http import runtime as http_runtime
 
-    router, parse, threads = Router(), http_app.parse_json, []
+    router, parse, threads = Router(), http_runtime.parse_json, []
 
     def watched(body: bytes) -> Any:
         threads.append(threading.current_thread().name)
         return parse(body)
 
-    monkeypatch.setattr(http_app, "parse_json", watched)
+    monkeypatch.setattr(http_runtime, "parse_json", watched)
 
     @router.post("/length")
     async def length(body: dict[str, Any]) -> int:
