@@ -38,7 +38,7 @@ SHAPE: dict[str, Any] = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
-    "cohere": {},  # both branches of a layer side by side
+    "cohere": {"logit_scale": 1.0},  # both branches of a layer side by side
     "qwen3": {"head_dim": 24},  # norms of heads
     "gemma2": {"head_dim": 24, "sliding_window": 3, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 4.0},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
