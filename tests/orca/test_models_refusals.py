@@ -32,7 +32,7 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
         ("gpt2", GPT2 | {"add_cross_attention": True}, "over an encoder's states"),
         ("gpt2", GPT2 | {"activation_function": "mish"}, "activation 'mish'"),
         ("llama", SHAPE | {"rope_scaling": {"type": "xpos", "factor": 2.0}}, "scaling 'xpos'"),
-        ("glm", SHAPE | {"partial_rotary_factor": 0.2}, "rotary part of a head is 3"),
+        ("glm", SHAPE | {"partial_rotary_factor": 0.2}, "rotary part of a head is 25"),
         ("phi3", SHAPE | {"rope_parameters": LONG}, "scaling 'longrope' needs 8 factors"),
         ("phi3", SHAPE | {"rope_scaling": {"type": "su"}}, "scaling 'su'"),
         ("qwen3", SHAPE | {"layer_types": ["linear_attention"] * 2}, "type 'linear_attention'"),
