@@ -81,17 +81,3 @@ def test_serve_refuses_unknown_choices_before_it_loads_a_model(
     assert says in told[-1]
     assert len(told) == 2  # the settings, and the refusal
     assert f"models = {tmp_path}" in told[0]  # under the name that all serve commands have
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["speed"], "benchmark 'speed': give paper or voice"),
-        (["voice", "--figures", "7"], "--figures is for the benchmark paper, not voice"),
-        (["voice", "--requests", "7"], "--requests is for the benchmark paper, not voice"),
-        (["paper", "--streams", "7"], "--streams is for the benchmark voice, not paper"),
-    ],
-)
-def test_bench_refuses_what_it_would_not_read(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
-    assert run(["batchmaker", "bench", *options]) == 2
-    assert says in capsys.readouterr().err

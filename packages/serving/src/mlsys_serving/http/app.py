@@ -71,6 +71,7 @@ def create_app(
         The app; ``runtime_of(app)`` has the parts.
 
     Example:
+        >>> from mlsys_serving.http import runtime_of
         >>> app = create_app(HttpConfig(title="echo"))
         >>> runtime_of(app).readiness.state.value
         'starting'
