@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from mlsys_bench.workload.cli import app
+from mlsys_bench.workload.results import load_result
 from mlsys_bench.workload.trace import read_trace
 from mlsys_core.errors import InvalidInputError, ServingError
 from typer.testing import CliRunner
@@ -49,17 +50,18 @@ def test_run_reports_saves_and_plots(tmp_path, server):
     trace = generate(tmp_path / "trace.jsonl")
     output = done(
         *("run", trace, "--url", server.url, "--model", "normal", "--name", "mine", "--warmup", 1),
-        *("--output", tmp_path / "result.json", "--plot", tmp_path / "out.svg"),
+        *("--output", tmp_path / "result.json", "--plot", tmp_path / "out.svg", "--goodput-ms", "60000"),
     )
     assert "mine" in output
+    assert "100.0%" in output
     assert "time to first token" in output
     assert "requests failed" not in output
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["summary"]["num_succeeded"] == 6
-    assert len(result["warmup"]) == 1
-    assert "python" in result["environment"]
-    assert result["made_by"]["seed"] == 0
-    assert [each["num_output_tokens"] for each in result["records"]] == [i.num_output_tokens for i in read_trace(trace)]
+    result = load_result(tmp_path / "result.json")
+    assert len(result.successes) == 6
+    assert len(result.warmup) == 1
+    assert "python" in result.environment
+    assert result.made_by["seed"] == 0
+    assert [record.num_output_tokens for record in result.records] == [i.num_output_tokens for i in read_trace(trace)]
     svg = (tmp_path / "out.svg").read_text()
     assert "first token" in svg
     assert "mine" in svg
@@ -68,12 +70,12 @@ def test_run_reports_saves_and_plots(tmp_path, server):
 def test_run_speed_and_closed_loop(tmp_path, server):
     trace = generate(tmp_path / "trace.jsonl")
     done("run", trace, "--url", server.url, "--model", "normal", "--speed", 4, "-o", tmp_path / "fast.json")
-    fast = json.loads((tmp_path / "fast.json").read_text())
-    assert fast["records"][-1]["scheduled_s"] == pytest.approx(read_trace(trace).items[-1].arrival_s / 4, abs=1e-5)
+    fast = load_result(tmp_path / "fast.json")
+    assert fast.records[-1].scheduled_s == pytest.approx(read_trace(trace).items[-1].arrival_s / 4, abs=1e-5)
     closed = generate(tmp_path / "closed.jsonl", "--arrivals", "closed:2", "--outputs", "constant:2", "-n", 5)
     output = done("run", closed, "--url", server.url, "--model", "normal", "--api", "chat", "-o", tmp_path / "c.json")
     assert "closed" in output
-    assert json.loads((tmp_path / "c.json").read_text())["closed_loop"]["concurrency"] == 2
+    assert load_result(tmp_path / "c.json").closed_loop.concurrency == 2
     assert "messages" in server.bodies[-1]
 
 
@@ -88,8 +90,30 @@ def test_run_without_any_success_fails_but_keeps_the_records(tmp_path, server):
     result = invoke("run", trace, "--url", server.url, *args)
     assert isinstance(result.exception, ServingError)
     assert "none of 6 requests succeeded" in str(result.exception)
-    assert json.loads((tmp_path / "result.json").read_text())["summary"]["errors"] == {"http_500": 6}
+    assert load_result(tmp_path / "result.json").errors == {"http_500": 6}
     assert not (tmp_path / "out.svg").exists()
+
+
+def test_plot_and_show_compare_runs(tmp_path, server):
+    trace = generate(tmp_path / "trace.jsonl")
+    results = []
+    for name, speed in (("a", 1), ("a", 2), ("b", 1)):
+        results.append(tmp_path / f"{name}{speed}.json")
+        done(
+            "run", trace, "--url", server.url, "--model", "normal", "--name", name, "--speed", speed, "-o", results[-1]
+        )
+    output = done("show", *results, "--goodput-ms", "ttft=60000")
+    assert output.count("100.0%") == 3
+    for kind, label in (
+        ("auto", "median normalised latency (ms/token)"),
+        ("throughput", "throughput (requests/s)"),
+        ("load", "offered load (requests/s)"),
+        ("cdf", "share of samples"),
+    ):
+        done("plot", *results, "--kind", kind, "-o", tmp_path / "out.svg")
+        assert label in (tmp_path / "out.svg").read_text()
+    assert "cdf of 1 results" in done("plot", results[0], "-o", tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -105,9 +129,17 @@ def test_run_without_any_success_fails_but_keeps_the_records(tmp_path, server):
         (["run", "TRACE", "--url", "x", "--model", "m"], "no URL"),
         (["run", "TRACE", "--url", "http://x", "--model", "m", "--plot", "a.gif"], "end the name in .svg"),
         (["run", "TRACE", "--url", "http://x", "--model", "m", "-o", "nowhere/a"], "folder nowhere does not exist"),
+        (["run", "TRACE", "--url", "http://x", "--model", "m", "--goodput-ms", "x=1"], "no latency bound 'x'"),
+        (
+            ["run", "TRACE", "--url", "http://x", "--model", "m", "--goodput-ms", "ttft=1", "--no-stream"],
+            "no-stream out",
+        ),
         (["run", "TRACE", "--url", "http://x", "--model", "m", "--speed", "0"], "speed is 0.0"),
         (["run", "TRACE", "--url", "http://x", "--model", "m", "--timeout", "0"], "timeout is 0.0"),
         (["run", "TRACE", "--url", "http://x", "--model", "m", "--warmup", "7"], "7 warm-up requests"),
+        (["plot", "TRACE", "-o", "a.svg"], "TRACE|not JSON"),
+        (["plot", "TRACE", "-o", "a.txt"], "end the name in"),
+        (["show", "nowhere"], "nowhere"),
     ],
 )
 def test_bad_values_are_one_clear_error(tmp_path, args, message, monkeypatch):
@@ -120,13 +152,15 @@ def test_bad_values_are_one_clear_error(tmp_path, args, message, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["TRACE"]
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["run"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["run"], ["show"], ["plot"]])
 def test_help_teaches_with_an_example(command):
     assert f"Example: mlsys workload {command[0] if command else 'generate'}" in done(*command, "--help")
 
 
 def test_ctrl_c_saves_the_partial_result(tmp_path, server):
-    trace = generate(tmp_path / "trace.jsonl", "--rate", 5, "--outputs", "constant:2", "-n", 500)
+    trace = generate(
+        tmp_path / "trace.jsonl", "--arrivals", "constant", "--rate", 5, "--outputs", "constant:2", "-n", 500
+    )
     code = "import sys; from mlsys_bench.workload.cli import app; sys.exit(app(standalone_mode=False))"
     args = ["run", trace, "--url", server.url, "--model", "normal", "-o", tmp_path / "result.json"]
     process = subprocess.Popen(
@@ -143,10 +177,10 @@ def test_ctrl_c_saves_the_partial_result(tmp_path, server):
         process.wait()
     assert process.returncode == 130, errors
     assert "interrupted after" in errors
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["interrupted"]
-    assert 2 <= result["summary"]["num_succeeded"] < 500
-    assert result["summary"]["num_planned"] == 500
+    result = load_result(tmp_path / "result.json")
+    assert result.interrupted
+    assert 2 <= len(result.successes) < 500
+    assert json.loads((tmp_path / "result.json").read_text())["summary"]["num_planned"] == 500
 
 
 def test_commands_import_nothing_heavy():

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_bench.workload.arrivals import ClosedLoop
 from mlsys_bench.workload.loadgen import LoadProgress
-from mlsys_bench.workload.results import LoadResult, RequestRecord
-from mlsys_bench.workload.tables import overview, progress_bar, result_table, warnings_of
+from mlsys_bench.workload.results import LatencyBounds, LoadResult, RequestRecord, load_result
+from mlsys_bench.workload.tables import comparison_table, progress_bar, result_table, warnings_of
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import LatencySummary
 from rich.console import Console
@@ -42,6 +42,7 @@ def test_figures_of_one_record():
     one = record(at=2.0, late=0.1)
     assert one.latency_s == pytest.approx(0.8)
     assert one.ttft_s == pytest.approx(0.5)
+    assert one.mean_itl_s == pytest.approx(0.15)
     assert one.normalized_latency_s == pytest.approx(0.8 / 3)
     assert one.lateness_s == pytest.approx(0.1)
     assert one.ok
@@ -49,12 +50,14 @@ def test_figures_of_one_record():
 
 def test_chunks_of_several_tokens_count_by_the_servers_number():
     one = record(num_output_tokens=7)
+    assert one.mean_itl_s == pytest.approx(0.3 / 6)
     assert one.normalized_latency_s == pytest.approx(0.8 / 7)
 
 
 def test_figures_that_a_record_does_not_have_are_none():
     silent = record(tokens=())
-    assert (silent.ttft_s, silent.normalized_latency_s) == (None, None)
+    assert (silent.ttft_s, silent.mean_itl_s, silent.normalized_latency_s) == (None, None, None)
+    assert record(tokens=(0.5,)).mean_itl_s is None
     assert record(tokens=(), num_output_tokens=0).normalized_latency_s is None
 
 
@@ -91,9 +94,55 @@ def test_an_empty_result_has_no_figures_and_no_crash():
     assert result.throughput_rps == 0.0
     assert result.latency is None
     assert result.offered_rps is None
-    assert "test" in text_of(overview(result))
+    assert result.goodput(LatencyBounds(latency_s=1.0)).share == 0.0
+    assert "test" in text_of(comparison_table([result], bounds=LatencyBounds(latency_s=1.0)))
     with pytest.raises(InvalidInputError, match="no successful request"):
         result.point()
+
+
+def test_goodput_counts_failures_as_bad_and_cancelled_ones_not_at_all():
+    result = result_of(
+        record(0, took=1.0),
+        record(1, took=2.0),
+        record(2, took=0.1, error="http_500"),
+        record(3, took=10.0, error="cancelled"),
+    )
+    goodput = result.goodput(LatencyBounds(latency_s=1.0))
+    assert goodput.num_good == 1
+    assert goodput.share == pytest.approx(1 / 3)
+    assert goodput.rps == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "good"),
+    [
+        ({"latency_s": 0.8}, True),
+        ({"latency_s": 0.79}, False),
+        ({"ttft_s": 0.5}, True),
+        ({"ttft_s": 0.49}, False),
+        ({"itl_s": 0.16}, True),
+        ({"itl_s": 0.14}, False),
+        ({"normalized_latency_s": 0.27}, True),
+        ({"normalized_latency_s": 0.26}, False),
+        ({"ttft_s": 0.5, "itl_s": 0.14}, False),
+        ({"ttft_s": 0.49, "itl_s": 0.16}, False),
+        ({"ttft_s": 0.5, "itl_s": 0.16, "latency_s": 1.0}, True),
+    ],
+)
+def test_every_bound_must_be_met(bounds, good):
+    assert LatencyBounds(**bounds).met_by(record()) is good
+
+
+def test_bounds_on_missing_figures_are_not_met_but_one_token_has_no_gap_to_miss():
+    assert not LatencyBounds(ttft_s=9.0).met_by(record(tokens=()))
+    assert not LatencyBounds(itl_s=9.0).met_by(record(tokens=()))
+    assert LatencyBounds(itl_s=1e-6).met_by(record(tokens=(0.5,)))
+
+
+@pytest.mark.parametrize("bad", [{}, {"latency_s": 0.0}, {"ttft_s": -1.0}])
+def test_bad_bounds_are_refused(bad):
+    with pytest.raises(InvalidInputError):
+        LatencyBounds(**bad)
 
 
 def test_point_takes_the_figures_along():
@@ -118,16 +167,42 @@ def full_result():
     )
 
 
-def test_a_saved_file_holds_all(tmp_path):
+def test_a_saved_file_is_loaded(tmp_path):
     result = full_result()
     result.save(tmp_path / "result.json")
+    assert load_result(tmp_path / "result.json") == result
     document = json.loads((tmp_path / "result.json").read_text())
     assert document["summary"]["errors"] == {"http_500": 1}
     assert document["summary"]["latency"]["p50"] == pytest.approx(0.8)
     assert document["environment"] == {"cpu": "any"}
-    assert document["records"] == [
-        dataclasses.asdict(each) | {"token_s": list(each.token_s)} for each in result.records
-    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda document: document.update(format="other"), "no mlsys-load-result file"),
+        (lambda document: document.update(version=2), "version 2"),
+        (lambda document: document.pop("records"), "malformed at records"),
+        (lambda document: document["records"][1].update(sent_s="soon"), r"malformed at records.1.sent_s"),
+        (lambda document: document["records"][0].pop("index"), r"malformed at records.0.index"),
+        (lambda document: document["closed_loop"].update(concurrency=0), "malformed at closed_loop|concurrency is 0"),
+    ],
+)
+def test_malformed_results_are_refused(tmp_path, change, message):
+    path = tmp_path / "result.json"
+    full_result().save(path)
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidInputError, match=message):
+        load_result(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3"])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InvalidInputError, match=r"result\.json"):
+        load_result(tmp_path / "result.json")
 
 
 def test_unsavable_results_are_refused(tmp_path):
@@ -143,15 +218,26 @@ def test_tables_show_milliseconds():
     text = text_of(result_table(result))
     assert "time to first token (ms)" in text
     assert " 500 " in text
-    row = next(line for line in text_of(overview(result)).splitlines() if "test" in line)
+    row = next(line for line in text_of(comparison_table([result])).splitlines() if "test" in line)
     assert row.split() == ["test", "0.5", "0.7143", "2.143", "800", "800", "500", "266.7", "0"]
+
+
+def test_comparison_with_bounds_shows_goodput():
+    result = result_of(record(0, took=0.8), record(1, at=1.0, took=2.0))
+    row = next(
+        line
+        for line in text_of(comparison_table([result], bounds=LatencyBounds(latency_s=1.0))).splitlines()
+        if "test" in line
+    )
+    assert row.split()[-2:] == ["50.0%", "0.3333"]
 
 
 def test_figures_are_not_cut_off_in_a_narrow_terminal():
     result = result_of(record(0), record(1, at=1.0 / 51.92), name="smollm2-135m-instruct")
-    text = text_of(overview(result), width=80)
+    text = text_of(comparison_table([result], bounds=LatencyBounds(latency_s=1.0)), width=80)
     assert "smollm2-" in text
     assert "51.92" in text
+    assert "100.0%" in text
     assert "…" not in text
 
 

@@ -87,21 +87,22 @@ def workload_trace(folder: Path) -> Case:
 
 
 def command_line(folder: Path) -> Case:
-    """Arrivals, lengths and shapes, as options give them."""
-    from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
+    """Arrivals, lengths, bounds and shapes, as options give them."""
+    from mlsys_bench.workload.parse import parse_arrivals, parse_bounds, parse_lengths
     from mlsys_dvabatch.cli.explain import parse_shape
 
     parsers: dict[str, Callable[[str], Any]] = {
         "arrivals": lambda text: parse_arrivals(text, rate=2.0),
         "lengths": parse_lengths,
+        "bounds": parse_bounds,
         "shape": parse_shape,
     }
     seeds: list[Input] = [
         json.dumps([kind, text]).encode()
         for kind, text in (
-            ("arrivals", "poisson"), ("arrivals", "closed:4:0.1"),
-            ("lengths", "uniform:1:9"),
-            ("lengths", "constant:5"), ("shape", "3,224,224"),
+            ("arrivals", "poisson"), ("arrivals", "constant"), ("arrivals", "closed:4:0.1"),
+            ("arrivals", "stepping:1@2,3@4"), ("lengths", "uniform:1:9"), ("lengths", "lognormal:10:0.5"),
+            ("lengths", "5"), ("bounds", "ttft=200ms"), ("shape", "3,224,224"),
         )
     ]  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""``mlsys workload``: make request traces, drive a server with them, plot the latencies."""
+"""``mlsys workload``: make request traces, drive a server with them, compare and plot the results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,12 +17,31 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
+GoodputOption = Annotated[
+    str | None,
+    typer.Option(
+        "--goodput-ms",
+        help="Latency bounds: 500, or some of latency=500,ttft=200,itl=50,normalized=40.",
+        metavar="BOUNDS",
+    ),
+]
+Results = Annotated[list[Path], typer.Argument(help="Files that 'run --output' wrote.", metavar="RESULT...")]
+
 
 class Api(StrEnum):
     """The two OpenAI-style endpoints."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
+
+
+class PlotKind(StrEnum):
+    """Kinds of figures that 'plot' can draw."""
+
+    AUTO = "auto"
+    LOAD = "load"
+    THROUGHPUT = "throughput"
+    CDF = "cdf"
 
 
 @app.callback()
@@ -37,12 +57,15 @@ def generate(
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace to write (JSON lines).")],
     arrivals: Annotated[
         str,
-        typer.Option(help="poisson, or closed:CLIENTS[:THINK_S]."),
+        typer.Option(help="poisson, constant, steps:SECONDS@RATE,..., closed:CLIENTS[:THINK_S] or replay:TRACE."),
     ] = "poisson",
-    rate: Annotated[float | None, typer.Option(help="Mean requests per second, of poisson.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean requests per second, for the first four.")] = None,
     prompts: Annotated[
         str,
-        typer.Option(help="Input tokens: uniform:LOW:HIGH, constant:LENGTH, orca-prompts or orca-outputs."),
+        typer.Option(
+            help="Input tokens: uniform:LOW:HIGH, constant:LENGTH, lognormal:MEAN:P99[:MAX], file:PATH, "
+            "orca-prompts, orca-outputs or wmt."
+        ),
     ] = "orca-prompts",
     outputs: Annotated[str, typer.Option(help="Output tokens, written likewise.")] = "orca-outputs",
     num_items: Annotated[int, typer.Option("--num", "-n", help="How many requests.")] = 200,
@@ -79,6 +102,7 @@ def run(
     plot_path: Annotated[
         Path | None, typer.Option("--plot", help="Draw the latencies here (.svg, .png, .pdf).")
     ] = None,
+    goodput_ms: GoodputOption = None,
     speed: Annotated[float, typer.Option(help="Let requests arrive this many times as fast.")] = 1.0,
     warmup: Annotated[int, typer.Option(help="Requests to send beforehand, not counted.")] = 0,
     max_connections: Annotated[int, typer.Option(help="Requests outstanding at once, at most.")] = 512,
@@ -88,10 +112,10 @@ def run(
         bool, typer.Option("--ignore-eos", help="Ask for exactly the trace's output tokens (an extension).")
     ] = False,
     api_key: Annotated[str | None, typer.Option(help="Sent as bearer token.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of this run in its table and plot; the model's otherwise.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of this run in tables and plots; the model's otherwise.")] = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on stderr.")] = True,
 ) -> None:
-    """Send a trace to a server and report latency and throughput. Ctrl-C keeps the partial results.
+    """Send a trace to a server and report latency, throughput and goodput. Ctrl-C keeps the partial results.
 
     Example: mlsys workload run trace.jsonl --url http://127.0.0.1:8000/v1 --model smollm2-135m-instruct
     """
@@ -103,9 +127,13 @@ def run(
 
     from mlsys_bench.workload.http_target import HttpTarget
     from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
-    from mlsys_bench.workload.tables import overview, progress_bar, result_table, warnings_of
+    from mlsys_bench.workload.parse import parse_bounds
+    from mlsys_bench.workload.tables import comparison_table, progress_bar, result_table, warnings_of
     from mlsys_bench.workload.trace import read_trace
 
+    bounds = None if goodput_ms is None else parse_bounds(goodput_ms)
+    if bounds is not None and not stream and (bounds.ttft_s or bounds.itl_s):
+        raise InvalidInputError("bounds on ttft or itl need the tokens one by one: leave --no-stream out")
     for path in (output, plot_path):
         _require_folder(path)
     if plot_path is not None:
@@ -126,28 +154,85 @@ def run(
         result = run_load_blocking(trace, target, options=options, on_progress=on_progress)
 
     console = Console()
-    console.print(overview(result), "", result_table(result), sep="\n")
+    console.print(comparison_table([result], bounds=bounds), "", result_table(result), sep="\n")
     for warning in warnings_of(result):
         errors.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
     if output is not None:
         result.save(output)
     if plot_path is not None and result.successes:
-        plot.save(_cdf(result), plot_path)
+        plot.save(_cdf([result]), plot_path)
     if result.interrupted:
         raise typer.Exit(130)
     if not result.successes:
         raise ServingError(f"none of {len(result.records)} requests succeeded: is the server at {url} up?")
 
 
-def _cdf(result: LoadResult) -> Figure:
-    """Plot the latencies of a run."""
+@app.command()
+def show(results: Results, goodput_ms: GoodputOption = None) -> None:
+    """Compare results in one table.
+
+    Example: mlsys workload show slow.json fast.json --goodput-ms ttft=200,itl=50
+    """
+    from rich.console import Console
+
+    from mlsys_bench.workload.parse import parse_bounds
+    from mlsys_bench.workload.results import load_result
+    from mlsys_bench.workload.tables import comparison_table
+
+    bounds = None if goodput_ms is None else parse_bounds(goodput_ms)
+    Console().print(comparison_table([load_result(path) for path in results], bounds=bounds))
+
+
+@app.command()
+def plot(
+    results: Results,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The figure: .svg, .png or .pdf.")],
+    kind: Annotated[
+        PlotKind, typer.Option(help="auto: throughput if a name has several results, else cdf.")
+    ] = PlotKind.AUTO,
+) -> None:
+    """Plot results: those of one name are one curve, their loads its points.
+
+    Example: mlsys workload plot rate1.json rate2.json rate4.json --kind throughput -o curve.svg
+    """
     from mlsys_core import plot
 
-    kinds = {
-        "end to end": [record.latency_s for record in result.successes],
-        "first token": [record.ttft_s for record in result.successes if record.ttft_s is not None],
-    }
-    return plot.cdf({name: values for name, values in kinds.items() if values}, title=result.name)
+    from mlsys_bench.workload.curves import throughput_latency
+    from mlsys_bench.workload.results import load_result
+
+    _require_folder(output)
+    plot.check_format(output)
+    loaded = [load_result(path) for path in results]
+    systems: dict[str, list[LoadResult]] = {}
+    for result in loaded:
+        systems.setdefault(result.name, []).append(result)
+    if kind is PlotKind.AUTO:
+        kind = PlotKind.THROUGHPUT if any(len(runs) > 1 for runs in systems.values()) else PlotKind.CDF
+    if kind is PlotKind.CDF:
+        figure = _cdf(loaded)
+    else:
+        draw = plot.latency_vs_load if kind is PlotKind.LOAD else throughput_latency
+        figure = draw({name: [result.point() for result in runs] for name, runs in systems.items()})
+    plot.save(figure, output)
+    typer.echo(f"{kind.value} of {len(loaded)} results: {output}")
+
+
+def _cdf(results: Sequence[LoadResult]) -> Figure:
+    """Plot one run's latencies of each kind, or the end-to-end latency of each of several runs."""
+    from mlsys_core import plot
+
+    if len(results) == 1:
+        successes = results[0].successes
+        kinds = {
+            "end to end": [record.latency_s for record in successes],
+            "first token": [record.ttft_s for record in successes if record.ttft_s is not None],
+        }
+        return plot.cdf({name: values for name, values in kinds.items() if values}, title=results[0].name)
+    curves: dict[str, list[float]] = {}
+    for number, result in enumerate(results, start=1):
+        load = f"{number}: closed loop" if result.offered_rps is None else f"{result.offered_rps:.3g} req/s"
+        curves[f"{result.name} ({load})"] = [record.latency_s for record in result.successes]
+    return plot.cdf(curves)
 
 
 def _require_folder(path: Path | None) -> None:

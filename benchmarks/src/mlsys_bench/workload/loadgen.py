@@ -77,8 +77,8 @@ async def run_load(
         InvalidInputError: the trace is empty, or has fewer items than ``options.num_warmup``.
 
     Example:
-        >>> from mlsys_core.workload import Poisson
-        >>> trace = make_trace(Poisson(100), prompts=Constant(8), outputs=Constant(1), num_items=5, seed=0)
+        >>> from mlsys_core.workload import ConstantRate, Constant, InProcessTarget, make_trace
+        >>> trace = make_trace(ConstantRate(100), prompts=Constant(8), outputs=Constant(1), num_items=5, seed=0)
         >>> result = asyncio.run(run_load(trace, InProcessTarget(lambda item: asyncio.sleep(0.001))))
         >>> len(result.successes)
         5

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import LatencySummary, LoadPoint
+from mlsys_core.workload import LatencySummary, LoadPoint, require_positive
 
 from mlsys_bench.workload.arrivals import ClosedLoop
-from mlsys_bench.workload.files import write_text
+from mlsys_bench.workload.files import read_text, write_text
 
 CANCELLED = "cancelled"  # the error kind of requests that the generator itself ended
 
@@ -63,13 +63,62 @@ class RequestRecord:
         return self.token_s[0] - self.scheduled_s if self.token_s else None
 
     @property
+    def mean_itl_s(self) -> float | None:
+        """Mean time between this request's tokens, in seconds; None below two tokens or without a stream."""
+        if not self.token_s or not self.num_output_tokens or self.num_output_tokens < 2:
+            return None
+        return (self.token_s[-1] - self.token_s[0]) / (self.num_output_tokens - 1)
+
+    @property
     def normalized_latency_s(self) -> float | None:
         """End-to-end latency over output tokens (ORCA, section 6.2); None if their number is 0 or unknown."""
         return self.latency_s / self.num_output_tokens if self.num_output_tokens else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyBounds:
+    """Bounds that a good request meets; None: no bound. At least one is needed."""
+
+    latency_s: float | None = None  # end to end
+    ttft_s: float | None = None
+    itl_s: float | None = None  # the request's mean time between tokens; one token alone meets any bound
+    normalized_latency_s: float | None = None
+
+    def __post_init__(self) -> None:
+        bounds = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        if all(bound is None for bound in bounds.values()):
+            raise InvalidInputError(f"goodput needs a bound: give one of {', '.join(bounds)}")
+        for name, bound in bounds.items():
+            if bound is not None:
+                require_positive(f"the bound on {name}", bound)
+
+    def met_by(self, record: RequestRecord) -> bool:
+        """Return whether ``record`` succeeded within every bound; a bounded figure that it lacks is not met."""
+
+        def within(value: float | None, bound: float | None) -> bool:
+            return bound is None or (value is not None and value <= bound)
+
+        itl_s = 0.0 if len(record.token_s) == 1 and record.mean_itl_s is None else record.mean_itl_s
+        return (
+            record.ok
+            and within(record.latency_s, self.latency_s)
+            and within(record.ttft_s, self.ttft_s)
+            and within(itl_s, self.itl_s)
+            and within(record.normalized_latency_s, self.normalized_latency_s)
+        )
+
+
 FORMAT = "mlsys-load-result"
 VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Share and rate of the requests of a run that met its bounds."""
+
+    num_good: int
+    share: float  # of the requests that ended by themselves: failures count as not good, cancelled ones not at all
+    rps: float  # good requests per second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +203,12 @@ class LoadResult:
         """Requests that were due while all allowed connections were taken."""
         return sum(record.waited_for_connection for record in self.records)
 
+    def goodput(self, bounds: LatencyBounds) -> Goodput:
+        """Return the share and rate of the requests that met ``bounds``."""
+        num_good = sum(bounds.met_by(record) for record in self.records)
+        num_ended = sum(record.error != CANCELLED for record in self.records)
+        return Goodput(num_good, num_good / num_ended if num_ended else 0.0, self._per_second(num_good))
+
     def point(self) -> LoadPoint:
         """Return this run as a point of a curve.
 
@@ -206,3 +261,27 @@ class LoadResult:
         except (TypeError, ValueError) as error:
             raise InvalidInputError(f"the result holds something that JSON cannot: {error}") from error
         write_text(path, text + "\n", "the result")
+
+
+def load_result(path: Path) -> LoadResult:
+    """Return the result that :meth:`LoadResult.save` wrote to ``path``.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or is not such a result.
+    """
+    from pydantic import TypeAdapter, ValidationError  # here: only reading back needs it
+
+    try:
+        document = json.loads(read_text(path, "a result"))
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidInputError(f'{path} is no {FORMAT} file; write one with "mlsys workload run TRACE --output FILE"')
+    if document.get("version") != VERSION:
+        raise InvalidInputError(f"{path} has version {document.get('version')!r}: this mlsys reads {VERSION}")
+    try:
+        return TypeAdapter(LoadResult).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidInputError(f"{path} is malformed at {where or 'the top'}: {first['msg']}") from error

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mlsys_core.workload import LatencySummary
 
 from mlsys_bench.workload.loadgen import LoadProgress
-from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.results import LatencyBounds, LoadResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,27 +44,47 @@ def result_table(result: LoadResult) -> Table:
     return table
 
 
-def overview(result: LoadResult) -> Table:
-    """Return one row about a run: load, throughput, median and tail latencies, failures."""
+def comparison_table(results: Sequence[LoadResult], *, bounds: LatencyBounds | None = None) -> Table:
+    """Return a table with one row per run.
+
+    Columns: load, throughput, median and tail latencies, failures, and goodput if ``bounds`` are given.
+    """
     from rich import box
     from rich.table import Table
 
+    headings = [
+        "offered\nreq/s",
+        "done\nreq/s",
+        "\ntokens/s",
+        "p50\nms",
+        "p99\nms",
+        "TTFT\np50 ms",
+        "ms per\ntoken",
+        "\nfailed",
+    ]
+    headings += ["good-\nput", "good\nreq/s"] if bounds else []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("\nrun", overflow="fold", min_width=9)  # the one to give way in a narrow terminal
-    latency, ttft, normalized = result.latency, result.ttft, result.normalized_latency
-    row = {
-        "offered\nreq/s": "closed" if result.closed_loop else _number(result.offered_rps),
-        "done\nreq/s": _number(result.throughput_rps),
-        "\ntokens/s": _number(result.throughput_tokens_per_s),
-        "p50\nms": _milliseconds(latency.p50 if latency else None),
-        "p99\nms": _milliseconds(latency.p99 if latency else None),
-        "TTFT\np50 ms": _milliseconds(ttft.p50 if ttft else None),
-        "ms per\ntoken": _milliseconds(normalized.p50 if normalized else None),
-        "\nfailed": str(sum(result.errors.values())),
-    }
-    for heading in row:
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row(result.name, *row.values())
+    for result in results:
+        offered = "closed" if result.closed_loop else _number(result.offered_rps)
+        latency, ttft, normalized = result.latency, result.ttft, result.normalized_latency
+        row = [
+            result.name,
+            offered,
+            _number(result.throughput_rps),
+            _number(result.throughput_tokens_per_s),
+            _milliseconds(latency.p50 if latency else None),
+            _milliseconds(latency.p99 if latency else None),
+            _milliseconds(ttft.p50 if ttft else None),
+            _milliseconds(normalized.p50 if normalized else None),
+            str(sum(result.errors.values())),
+        ]
+        if bounds is not None:
+            goodput = result.goodput(bounds)
+            row += [f"{goodput.share:.1%}", _number(goodput.rps)]
+        table.add_row(*row)
     return table
 
 

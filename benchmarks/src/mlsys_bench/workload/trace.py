@@ -89,7 +89,7 @@ def make_trace(arrivals: Arrivals, *, prompts: Lengths, outputs: Lengths, num_it
         seed: of the random streams, 0 or above.
 
     Raises:
-        InvalidInputError: ``num_items`` is below 1 or ``seed`` below 0.
+        InvalidInputError: ``num_items`` is below 1, ``seed`` below 0, or a replay is too short.
 
     Example:
         >>> from mlsys_core.workload import Poisson
@@ -115,10 +115,10 @@ def make_trace(arrivals: Arrivals, *, prompts: Lengths, outputs: Lengths, num_it
 
 
 def _describe(part: object) -> dict[str, Any]:
-    """Return the record's kind and parameters."""
+    """Return the record's kind and parameters; fields with ``repr=False`` hold data and are left out."""
     described: dict[str, Any] = {"kind": type(part).__name__}
     if dataclasses.is_dataclass(part):
-        described |= {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
+        described |= {each.name: getattr(part, each.name) for each in dataclasses.fields(part) if each.repr}
     return described
 
 

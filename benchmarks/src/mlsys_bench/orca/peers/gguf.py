@@ -33,7 +33,7 @@ from mlsys_bench.orca.peers.cases import CASES, OURS, Job, PeerCase, Settings, c
 from mlsys_bench.orca.peers.models import FOLDER, NUM_SILENT_TOKENS, PEERS, vocabulary
 from mlsys_bench.orca.peers.runners import Runner, running
 from mlsys_bench.orca.peers.traffic import Traffic
-from mlsys_bench.workload.arrivals import AtOnce
+from mlsys_bench.workload.arrivals import Replay
 from mlsys_bench.workload.lengths import Uniform
 from mlsys_bench.workload.results import LoadResult
 from mlsys_bench.workload.trace import make_trace
@@ -68,7 +68,7 @@ def requests(count: int, prompt: int, answer: int, *, seed: int) -> Traffic:
         >>> len(requests(2, 5, 3, seed=0).prompts[1])
         5
     """
-    arrivals = AtOnce()
+    arrivals = Replay((0.0,) * count)
     sizes: dict[str, Any] = {"prompts": Uniform(prompt, prompt), "outputs": Uniform(answer, answer)}
     trace = make_trace(arrivals, num_items=count, seed=seed, **sizes)
     rng = np.random.default_rng(seed)

@@ -11,7 +11,7 @@ import numpy as np
 from mlsys_core.workload import Poisson
 
 from mlsys_bench.orca.peers.models import NUM_SILENT_TOKENS, VOCABULARY_SIZE, vocabulary
-from mlsys_bench.workload.arrivals import AtOnce
+from mlsys_bench.workload.arrivals import Replay
 from mlsys_bench.workload.lengths import Uniform
 from mlsys_bench.workload.trace import Trace, make_trace
 
@@ -57,7 +57,7 @@ def make_traffic(model: str, rate: float | None, *, num_requests: int, seed: int
         >>> len(traffic.prompts[0]) == traffic.trace.items[0].num_input_tokens
         True
     """
-    arrivals = AtOnce() if rate is None else Poisson(rate)
+    arrivals = Replay((0.0,) * num_requests) if rate is None else Poisson(rate)
     trace = make_trace(arrivals, prompts=PROMPTS, outputs=OUTPUTS, num_items=num_requests, seed=seed)
     size = VOCABULARY_SIZE[model]
     rng = np.random.default_rng([seed, size])
