@@ -93,6 +93,8 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
     """Return the load generator's command, and the subsystems' ``bench``."""
     about = "Make request traces and drive a server with them."
     yield CommandSpec(name="workload", help=about, app=f"{__package__}.workload.cli:app")
+    about = "Simulate request-level batching on given costs."
+    yield CommandSpec(name="dvabatch baselines", help=about, app=f"{__package__}.dvabatch.baselines:app")
     for name in ("batchmaker", "dvabatch", "nimble", "orca", "windtunnel"):
         yield CommandSpec(
             name=f"{name} bench", help="Run a suite, as mlsys bench.", app=f"{__package__}.harness.commands:{name}"

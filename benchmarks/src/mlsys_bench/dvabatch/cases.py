@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from mlsys_core.loop import Scheduler, ServeRequest, SimulatedExecutor, Simulation, simulate
-from mlsys_core.loop.baselines import DelayBatch, RequestBatch, ZeroBatch
+from mlsys_core.loop.baselines import DelayBatch, RequestBatch, StaticBatch, ZeroBatch
+from mlsys_core.workload import LatencySummary, LoadPoint
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Policy
@@ -143,6 +144,13 @@ class Outcome:
         """Latency that one in a hundred exceeds."""
         return float(np.percentile(self.latencies_s, 99))
 
+    @property
+    def point(self) -> LoadPoint:
+        """This run as a point of a load curve."""
+        latency = LatencySummary.of(self.latencies_s)
+        assert latency is not None
+        return LoadPoint(offered_rps=self.offered_rps, throughput_rps=self.throughput_rps, latency=latency)
+
 
 def run_case(
     case: Case, subject: Subject, trace: Trace, *, max_batch_size: int = 64, offered_rps: float | None = None
@@ -185,6 +193,11 @@ def delay_batch(window_s: float, max_batch_size: int = 64) -> Case:
 def capped(size: int) -> Case:
     """Return the best-static rival: all waiting requests start at once, in batches of at most ``size``."""
     return Case(f"at most {size}", lambda: ZeroBatch(max_batch_size=size))
+
+
+def static_batch(size: int) -> Case:
+    """Return StaticBatch: only full batches of ``size`` requests."""
+    return Case(f"static {size}", lambda: StaticBatch(batch_size=size))
 
 
 def best_static(
