@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.orca.survival.clients import Server
 from tests.processes import end
+
+NODE = {"object_store_memory": 80 << 20}  # of a node of a cluster in this machine
 
 
 def command(model: Path, address: str, *options: str) -> list[str]:
@@ -23,6 +26,25 @@ def command(model: Path, address: str, *options: str) -> list[str]:
     found = [sys.executable, "-m", "mlsys_core.cli.main", "orca", "serve", str(model), "--name", "tiny"]
     found += ["--executor", "ray", "--ray-address", address, "--port", "0", "--dtype", "fp32"]
     return [*found, "--max-batch-size", "4", "--max-model-len", "96", *options]
+
+
+@contextlib.contextmanager
+def cluster_of(*cores: int) -> Iterator[Any]:
+    """Start a cluster in this machine: a head without room for a stage, and nodes of so many cores each."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        head = {"num_cpus": 1, "include_dashboard": False, **NODE}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for number in cores:
+            cluster.add_node(num_cpus=number, **NODE)
+        cluster.wait_for_nodes()
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 @contextlib.contextmanager

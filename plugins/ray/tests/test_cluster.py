@@ -16,7 +16,7 @@ from mlsys_serving.processes import can_supervise
 
 from tests.orca.survival.clients import Server, answers, bodies
 
-from .serving import command, ranks_in, served
+from .serving import NODE, cluster_of, command, ranks_in, served
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python or processor")
 pytestmark = [
@@ -24,23 +24,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
 ]
-NODE = {"object_store_memory": 80 << 20}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head without room for a stage, where the server runs, and a node for each of two stages."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **NODE})
-        for _ in range(2):
-            cluster.add_node(num_cpus=2, **NODE)
-        cluster.wait_for_nodes()
-        yield cluster
-        cluster.shutdown()
+    with cluster_of(2, 2) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from mlsys_serving.processes import can_supervise
 from tests.orca.parallel.places import EIGHT
 from tests.orca.survival.clients import answers, bodies
 
-from .serving import command, ranks_in, served
+from .serving import cluster_of, command, ranks_in, served
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python or processor")
 pytestmark = [
@@ -28,23 +28,13 @@ pytestmark = [
 IS_WHOLE = "MLSYS_WHOLE_CLUSTER" in os.environ  # as make test-cluster sets it
 DEGREES = list(itertools.product((1, 2, 4, 8), repeat=2))
 FAMILIES = random.Random(48).sample(list(EIGHT) * 4, len(DEGREES))
-NODE = {"object_store_memory": 80 << 20}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head, where the server runs, and nodes of so many cores that large divisions lie over several."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **NODE})
-        for _ in range(4 if IS_WHOLE else 2):
-            cluster.add_node(num_cpus=16 if IS_WHOLE else 4, **NODE)
-        cluster.wait_for_nodes()
-        yield cluster
-        cluster.shutdown()
+    with cluster_of(*([16] * 4 if IS_WHOLE else [4] * 2)) as found:
+        yield found
 
 
 def asked() -> list[dict[str, Any]]:
