@@ -10,7 +10,7 @@ VERDICTS = ("equal", "refused", "wrong", "raw")
 
 @dataclass
 class Tally:
-    """Verdicts so far: equal to the reference, refused, wrong, or an exception that is none of ours (raw)."""
+    """Verdicts so far: equal to the reference, refused, wrong, or an unexpected exception (raw)."""
 
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # of what is refused

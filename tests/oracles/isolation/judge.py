@@ -35,7 +35,7 @@ NUM_REQUESTS = 24
 
 
 def judge(tally: Tally, case: Case, executor: str, serve: Any) -> None:
-    """Serve ``case`` and count: all answers equal, refused at load, wrong, or an exception that is none of ours."""
+    """Serve ``case`` and count: all answers equal, refused at load, wrong, or an unexpected exception."""
     name = f"{case.name} by {executor}"
     try:
         answers = serve(case)

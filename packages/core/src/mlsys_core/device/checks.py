@@ -147,7 +147,7 @@ def _install(tool: str) -> str:
 
 
 def package_checks() -> Iterator[Check]:
-    """Yield a row for each distribution of mlsys or of a plugin, and for each requirement of ours that is not met."""
+    """Yield a row for each distribution of mlsys or of a plugin, and for each unmet requirement of a built-in one."""
     plugged = {entry.dist.name for entry in importlib.metadata.entry_points(group="mlsys.plugins") if entry.dist}
     for name in [*BUILT_IN, *sorted(plugged - set(BUILT_IN))]:
         if found := version_of(name):
