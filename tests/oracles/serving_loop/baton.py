@@ -20,7 +20,8 @@ from queue import Empty
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-MODULES = ("inbox", "workers", "dispatch", "executors", "serving_loop")  # each imports only those before it
+# Each imports only those before it.
+MODULES = ("inbox", "workers", "inline", "many_workers", "dispatch", "executors", "serving_loop")
 PATIENCE_S = 300.0
 Action = Callable[[], object]
 Choice = tuple[str, int]  # "run" or "signal", and the number of the actor

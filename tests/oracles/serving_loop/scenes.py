@@ -60,9 +60,9 @@ class Stage:
         self.early: set[str] = set()  # not told of when drain() said that all had left
 
     def begin(self, baton: Baton) -> None:
-        executors = self.modules.executors
+        inline, threads = self.modules.inline.InlineExecutor, self.modules.executors.ThreadExecutor
         run = lambda batch: [request.request_id for request in batch.requests]  # noqa: E731
-        make = executors.InlineExecutor if self.scene.executor == "inline" else executors.ThreadExecutor
+        make = inline if self.scene.executor == "inline" else threads
         made = [make(run) for _ in range(2 if self.scene.executor == "two threads" else 1)]
         scheduler: Any = StaticBatch(batch_size=2) if self.scene.drive == "drain" else ZeroBatch(max_batch_size=1)
         self.loop = self.modules.serving_loop.ServingLoop(scheduler, made, WallClock(), listener=self)

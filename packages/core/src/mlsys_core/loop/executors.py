@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, Self
 from mlsys_core.device.protocols import Device, Event, Stream
 from mlsys_core.errors import ServingError
 from mlsys_core.loop.inline import require_in_flight
+from mlsys_core.loop.many_workers import QueuedWorkers
 from mlsys_core.loop.protocols import Batch, Clock, Output, WorkerId
 from mlsys_core.loop.workers import Completion, Workers, take
 
@@ -71,8 +72,6 @@ class ThreadExecutor(Generic[Batch, Output]):
     @staticmethod
     def as_workers(executors: Sequence[ThreadExecutor[Any, Any]], clock: Clock) -> Workers[Any, Any]:
         """Return ``executors`` behind one wait."""
-        from mlsys_core.loop.many_workers import QueuedWorkers
-
         return QueuedWorkers(executors, clock)
 
     def submit(self, batch: Batch) -> None:
